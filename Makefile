@@ -1,0 +1,48 @@
+# The commands of the project; each works from a fresh clone with Python 3.11 and Java 17.
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install lock demo test check bench openapi services clean
+
+install: $(STAMP)
+
+# One stamp: made anew when the lock file, the package's description or a kernel changes.
+$(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.py)
+	@command -v $(PYTHON) >/dev/null || { echo "millrace needs Python 3.11 (set PYTHON=...)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "uv>=0.8"
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet requirements.lock
+	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
+	@$(BIN)/python -m service.streams.kernels
+	@touch $(STAMP)
+
+lock:
+	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet -o requirements.lock
+
+demo: install
+	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/python -m service.cli openapi --check
+	$(BIN)/pytest tests/unit tests/conformance tests/property
+
+# Debian's packages that the tests use for real; only what is missing is installed, and only as root.
+services:
+	@tests/install-services.sh
+
+test: install services
+	$(BIN)/pytest tests
+
+bench: install
+	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick)
+
+openapi: install
+	$(BIN)/python -m service.cli openapi
+
+clean:
+	rm -rf .venv build dist *.egg-info
