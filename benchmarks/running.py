@@ -1,0 +1,135 @@
+"""A real `millrace up` as a child process, for the demo, the benchmarks and the tests.
+
+Knows how to start it, hear that it is ready, talk to it as an admin and stop it. Knows nothing of what is asked of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+ARROW = "application/vnd.apache.arrow.stream"
+NDJSON = "application/x-ndjson"
+
+
+class NotReady(Exception):
+    """The service did not say that it is ready; its log's end is in the message."""
+
+
+class Running:
+    """One embedded service on `data_dir`; a context manager that ends it with SIGTERM."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        cores: int = 2,
+        instances: int = 1,
+        environment: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self._command = [
+            sys.executable,
+            "-m",
+            "service.cli",
+            "up",
+            "--port",
+            "0",
+            "--data-dir",
+            str(data_dir),
+        ]
+        self._command += ["--cores", str(cores), "--instances", str(instances), *arguments]
+        self._environment = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[str]
+        self.client: httpx.Client
+        self.url = ""
+
+    def start(self, timeout_s: float = 60) -> Self:
+        """Start the process and wait for its one line `ready http://…`.
+
+        Raises:
+            NotReady: it ended, or said nothing in time.
+        """
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self.process.stdout is not None
+        heard, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        line = self.process.stdout.readline() if heard else ""
+        if not line.startswith("ready "):
+            self.process.kill()
+            raise NotReady(f"{line!r}; {self.log} ends with:\n{self.log.read_text()[-4000:]}")
+        self.url = line.split()[1]
+        key = (self.data_dir / "admin-key").read_text().strip()
+        self.client = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=httpx.Timeout(120)
+        )
+        return self
+
+    def wait_for_instances(self, timeout_s: float = 60) -> None:
+        """Return when an instance is live (`/readyz` answers 200)."""
+        wait_until(lambda: self.client.get("/readyz").status_code == 200, timeout_s, "a live instance")
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._ended(timeout_s)
+
+    def kill(self) -> int:
+        """SIGKILL, as a power cut would."""
+        self.process.kill()
+        return self._ended(10)
+
+    def _ended(self, timeout_s: float) -> int:
+        self.client.close()
+        code = self.process.wait(timeout_s)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def call(self, method: str, path: str, **how: Any) -> Any:
+        """One request; its JSON answer.
+
+        Raises:
+            httpx.HTTPStatusError: any status of 400 or more; the message carries the problem's text.
+        """
+        answer = self.client.request(method, path, **how)
+        if answer.is_error:
+            message = f"{method} {path}: {answer.status_code} {answer.text}"
+            raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
+        return answer.json() if answer.content else None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.stop()
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Ask again, twenty times a second, until it is so.
+
+    Raises:
+        TimeoutError: it was not so in time.
+    """
+    until = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError(f"waited {timeout_s} s for {what}")
+        time.sleep(0.05)
