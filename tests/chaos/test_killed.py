@@ -1,0 +1,122 @@
+"""SIGKILL of real processes: nothing acknowledged is lost, nothing comes out twice, and the order is the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.running import wait_until
+from tests import naive
+from tests.chaos.conftest import Breakable
+from tests.driving import Record, caught_up, contents, deduplicate, make_stream, post
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+PARTITIONS = 4
+IN_A_SLOT = ("segment.before_write", "segment.after_write", "replay.middle")
+IN_THE_API = ("commit.before", "commit.after")
+WHILE_INGESTING = ("segment.before_write", "segment.after_write", "ingest.before_publish", "ingest.after_publish")
+
+
+def some_records(count: int, seed: int = 1) -> list[Record]:
+    """Records of which about a third repeat an earlier (key, id), minutes out of order."""
+    rng = random.Random(seed)
+    return [
+        {
+            "key": f"user-{rng.randrange(200)}",
+            "value": {"id": f"e{rng.randrange(count // 300)}", "n": number},
+            "timestamp": 1_700_000_000_000 + number * 100 + rng.randrange(120_000),
+        }
+        for number in range(count)
+    ]
+
+
+def expected(records: list[Record]) -> list[list[tuple[Any, ...]]]:
+    """What an undisturbed run gives, by the naive twin."""
+    return naive.deduplicated_partitions(records, PARTITIONS, interval_ms=3_600_000)
+
+
+def in_batches(records: list[Record], size: int) -> Iterator[list[Record]]:
+    return (records[start : start + size] for start in range(0, len(records), size))
+
+
+@pytest.mark.parametrize("point", IN_A_SLOT + IN_THE_API)
+@pytest.mark.parametrize("passes", [0, 5])
+def test_a_kill_at_any_point_of_a_task_changes_nothing_of_its_output(
+    breakable: Breakable, point: str, passes: int
+) -> None:
+    records = some_records(12_000)
+    make_stream(breakable.running, "clicks", PARTITIONS)
+    post(breakable.running, "clicks", records)
+    breakable.arm(point, passes)
+    job = deduplicate("once", "clicks", "clicks-once", max_batch_records=400)
+    breakable.running.call("POST", "/v1/jobs", json=job)
+    breakable.wait_for_fault(point)
+    if point in IN_THE_API:
+        breakable.restart_when_dead()
+    assert caught_up(breakable.running, "once")["state"] == "running"
+    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records)
+
+
+@pytest.mark.parametrize("point", WHILE_INGESTING)
+def test_a_kill_while_ingesting_loses_nothing_acknowledged_and_repeats_nothing(
+    breakable: Breakable, point: str
+) -> None:
+    bodies = list(in_batches(some_records(6_000), 100))
+    make_stream(breakable.running, "clicks", PARTITIONS)
+    breakable.arm(point, 7)
+    with ThreadPoolExecutor(4) as clients:
+        answers = clients.map(lambda numbered: _post_until_answered(breakable, *numbered), enumerate(bodies))
+        breakable.wait_for_fault(point)
+        breakable.restart_when_dead()
+        acknowledged = list(answers)
+    assert [answer["accepted"] for answer in acknowledged] == [len(body) for body in bodies]
+    found = [record for partition in contents(breakable.running, "clicks", PARTITIONS) for record in partition]
+    sent = sorted((record["key"], record["timestamp"]) for body in bodies for record in body)
+    assert sorted((key, timestamp) for key, _, timestamp in found) == sent
+
+
+def _post_until_answered(breakable: Breakable, number: int, body: list[Record]) -> dict[str, Any]:
+    """A client that retries with its Idempotency-Key, as the contract asks of it."""
+    for _ in count():
+        try:
+            return post(breakable.running, "clicks", body, key=f"body-{number}")
+        except (httpx.TransportError, RuntimeError):  # RuntimeError: the client was closed for the restart
+            breakable.running.process.poll()
+        except httpx.HTTPStatusError as refused:
+            if refused.response.status_code != 409:  # in flight: its first attempt is still being answered
+                raise
+    raise AssertionError
+
+
+def test_ten_random_kills_of_driver_jvm_and_slots_in_one_run_change_nothing(breakable: Breakable) -> None:
+    records = some_records(30_000, seed=2)
+    make_stream(breakable.running, "clicks", PARTITIONS)
+    job = deduplicate("once", "clicks", "clicks-once", max_batch_records=100)
+    breakable.running.call("POST", "/v1/jobs", json=job)
+    rng = random.Random(3)
+    for part in in_batches(records, 3_000):
+        post(breakable.running, "clicks", part)
+        victim = rng.choice(["instance", "java", "slot"])
+        _kill_one(breakable, victim, rng)
+    assert caught_up(breakable.running, "once", 120)["state"] == "running"
+    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records)
+
+
+def _kill_one(breakable: Breakable, name: str, rng: random.Random) -> None:
+    """Kill one living process of that kind, a random number of committed records after the last kill."""
+    goal = _consumed(breakable) + rng.randrange(1, 1500)
+    wait_until(lambda: _consumed(breakable) >= goal, 90, f"{goal} records consumed")
+    wait_until(lambda: bool(breakable.processes(name)), 60, f"a living {name}")
+    rng.choice(breakable.processes(name)).kill()
+
+
+def _consumed(breakable: Breakable) -> int:
+    job = breakable.running.call("GET", "/v1/jobs/once")
+    return sum(position["position"] for position in job["positions"])

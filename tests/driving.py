@@ -1,0 +1,93 @@
+"""Drives a real service over HTTP in tests: streams, records, jobs, and all that came out.
+
+Everything goes through the public API. What a record should become is `tests/naive.py`'s to say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import httpx
+
+from benchmarks.running import NDJSON, Running
+
+Record = dict[str, Any]
+TIMEOUT_MS = 60_000
+
+
+def body_of(records: Iterable[Record]) -> bytes:
+    return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+
+
+def make_stream(running: Running, name: str, partitions: int) -> None:
+    running.call("POST", "/v1/streams", json={"name": name, "partitions": partitions})
+
+
+def post(running: Running, stream: str, records: Sequence[Record], key: str | None = None) -> dict[str, Any]:
+    headers = {"Content-Type": NDJSON} | ({"Idempotency-Key": key} if key else {})
+    path = f"/v1/streams/{stream}/records"
+    answer: dict[str, Any] = running.call("POST", path, content=body_of(records), headers=headers)
+    return answer
+
+
+def deduplicate(name: str, source: str, sink: str, **more: Any) -> dict[str, Any]:
+    """A job that removes what has the key and `id` of another within an hour."""
+    once = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 3_600_000}
+    return {"name": name, "source": source, "operators": [once], "sink": sink} | more
+
+
+def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, Any]:
+    """The job, once every position is at its end.
+
+    Raises:
+        TimeoutError: it is not in time; the message holds the job as it stands.
+    """
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        path = f"/v1/jobs/{job}?wait=caught_up&timeout_ms=2000"
+        try:
+            found: dict[str, Any] = running.call("GET", path)
+        except httpx.TransportError:
+            continue
+        if found["state"] == "failed" or (
+            found["state"] == "running" and not any(position["lag"] for position in found["positions"])
+        ):
+            return found
+    raise TimeoutError(f"{job} did not catch up: {running.call('GET', f'/v1/jobs/{job}')}")
+
+
+def in_state(running: Running, job: str, state: str, timeout_s: float = 60) -> dict[str, Any]:
+    """The job, once it is in `state`."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found: dict[str, Any] = running.call("GET", f"/v1/jobs/{job}")
+        if found["state"] == state:
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(f"{job} never became {state}: {found}")
+
+
+def all_records(running: Running, stream: str, partition: int) -> list[Record]:
+    """Every record of one partition, page by page."""
+    records: list[Record] = []
+    where: dict[str, Any] = {"partition": partition, "from_offset": 0, "limit": 5000}
+    while True:
+        page = running.call("GET", f"/v1/streams/{stream}/records", params=where)
+        records += page["records"]
+        if page["next"] is None:
+            return records
+        where = {"partition": partition, "cursor": page["next"], "limit": 5000}
+
+
+def contents(running: Running, stream: str, partitions: int) -> list[list[tuple[Any, ...]]]:
+    """(key, value, timestamp) of each record, a list a partition, in order; the offsets must rise."""
+    found = []
+    for partition in range(partitions):
+        records = all_records(running, stream, partition)
+        offsets = [record["offset"] for record in records]
+        assert offsets == sorted(set(offsets))
+        found.append([(record["key"], json.dumps(record["value"]), record["timestamp"]) for record in records])
+    return found

@@ -1,0 +1,46 @@
+"""The 9,999 real web requests, deduplicated by (key, path) within an hour: equal to the naive twin, in order."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.running import Running
+from tests import naive
+from tests.driving import Record, caught_up, contents, make_stream, post
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+LOG = Path(os.environ.get("MILLRACE_ACCESS_LOG", ROOT.parent / "shared" / "data" / "access-log.ndjson.gz"))
+HOUR_MS = 3_600_000
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Record]:
+    with gzip.open(LOG, "rt") as lines:
+        records = [json.loads(line) for line in lines]
+    assert len(records) == 9_999
+    return records
+
+
+@pytest.mark.parametrize("batch", [500_000, 137])
+def test_real_requests_come_out_once_an_hour_in_the_order_of_the_naive_twin(
+    tmp_path: Path, requests: list[Record], batch: int
+) -> None:
+    once = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'path'", "interval_ms": HOUR_MS}
+    job = {"name": "paths", "source": "requests", "operators": [once], "sink": "once", "max_batch_records": batch}
+    with Running(tmp_path / "data") as running:
+        make_stream(running, "requests", PARTITIONS)
+        post(running, "requests", requests)
+        running.call("POST", "/v1/jobs", json=job)
+        assert caught_up(running, "paths")["state"] == "running"
+        found = contents(running, "once", PARTITIONS)
+    expected = naive.deduplicated_partitions(requests, PARTITIONS, interval_ms=HOUR_MS, field="path")
+    assert found == expected
+    assert sum(map(len, found)) < len(requests)
