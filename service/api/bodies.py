@@ -1,0 +1,122 @@
+"""How routes read requests and answer them: bodies in, prepared bytes out, entity tags, path names.
+
+Knows JSON and HTTP's conditional headers. Refuses to know what a body means. Sizes and content encodings are
+settled before (`service.border`): what arrives here is decoded and within its limit.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.problems import ProblemError, items_of
+
+Model = TypeVar("Model", bound=BaseModel)
+Struct = TypeVar("Struct")
+
+
+class _NameConvertor(StringConvertor):
+    """A path part up to the colon of a verb: `/v1/jobs/{job:name}:pause`."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _NameConvertor())
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON; 415 unless it says so, 400 when it is not."""
+    body = await json_bytes(request)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ProblemError(400, "malformed_json", f"the body is not JSON: {error}") from error
+
+
+async def read_model(request: Request, model: type[Model]) -> Model:
+    """The body as one of the API's models; 422 with a pointer for each fault."""
+    document = await read_json(request)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        items = items_of(error)
+        raise ProblemError(422, "invalid_request", items[0]["detail"], items) from error
+
+
+async def read_struct(request: Request, decoder: "msgspec.json.Decoder[Struct]") -> Struct:
+    """The body as a msgspec struct: for the routes that slots call all the time."""
+    body = await json_bytes(request)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        detail, _, path = str(error).partition(" - at `$")
+        pointer = path.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
+        raise ProblemError(422, "invalid_request", detail, [{"pointer": pointer, "detail": detail}]) from error
+    except msgspec.DecodeError as error:
+        raise ProblemError(400, "malformed_json", f"the body is not JSON: {error}") from error
+
+
+async def json_bytes(request: Request) -> bytes:
+    """The body, which must be declared as JSON."""
+    media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        detail = f"the body must be application/json, not {media_type or 'undeclared'}"
+        raise ProblemError(415, "unsupported_media_type", detail, headers={"Accept": "application/json"})
+    return await request.body()
+
+
+def answer(content: Any, status: int = 200, *, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON bytes."""
+    return Response(orjson.dumps(content), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def tagged(request: Request, content: Any) -> Response:
+    """A single resource with a strong entity tag, the digest of its bytes; 304 when the caller has them."""
+    body = orjson.dumps(content)
+    tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    known = [part.strip() for part in request.headers.get("If-None-Match", "").split(",")]
+    if request.method == "GET" and (tag in known or "*" in known):
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(body, headers={"ETag": tag}, media_type="application/json")
+
+
+def page(items: Sequence[Any], *, limit: int, cursor_of: str = "name") -> dict[str, Any]:
+    """`{"items", "next"}` of `limit + 1` items read; the cursor is the last name given."""
+    shown = list(items[:limit])
+    return {"items": shown, "next": shown[-1][cursor_of] if len(items) > limit else None}
+
+
+def accepts(request: Request, *offered: str) -> str:
+    """The first media type offered that the caller's `Accept` takes with the highest weight; 406 when none."""
+    wanted = _ranges(request.headers.get("Accept", "*/*"))
+    weights = [max((q for media, q in wanted if _matches(media, kind)), default=0.0) for kind in offered]
+    if not any(weights):
+        raise ProblemError(406, "not_acceptable", f"this is served as {', '.join(offered)}")
+    return offered[weights.index(max(weights))]
+
+
+def _ranges(header: str) -> list[tuple[str, float]]:
+    found = []
+    for part in header.split(","):
+        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        weight = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
+        found.append((media, float(weight) if weight.replace(".", "", 1).isdigit() else 0.0))
+    return found
+
+
+def _matches(media: str, kind: str) -> bool:
+    return media in ("*/*", kind, kind.partition("/")[0] + "/*")
+
+
+def expected_etag(request: Request) -> str:
+    """The entity tag of `If-Match`; 428 without one (a weak or starred one never matches: 412 later)."""
+    header = request.headers.get("If-Match")
+    if header is None:
+        raise ProblemError(428, "precondition_required", "say which version you change: If-Match with its ETag")
+    return header.strip().strip('"')

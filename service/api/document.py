@@ -1,0 +1,95 @@
+"""The OpenAPI document: what the routes declare, and the schemas of the bodies that they read themselves.
+
+Knows OpenAPI. Refuses to know any resource: routes say `openapi_extra=takes(Model, example)`.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from service.api.bodies import answer
+from service.problems import Problem
+
+_REF = "#/components/schemas/{model}"
+_BODIES: dict[str, type[Any]] = {"Problem": Problem}
+TAGS = [
+    {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},
+    {"name": "jobs", "description": "Operators over a stream: submit, watch, pause, stop, simulate."},
+    {"name": "instances", "description": "Spark applications that run jobs, and the protocol of their slots."},
+    {"name": "tokens", "description": "API keys and their roles."},
+    {"name": "operations", "description": "Health, metrics and this document."},
+]
+
+
+def takes(body: type[Any], example: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The `openapi_extra=` of a route that reads a JSON body of this pydantic model or msgspec struct."""
+    _BODIES[body.__name__] = body
+    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=body.__name__)}}
+    if example is not None:
+        content["example"] = dict(example)
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the routes that the app has now."""
+    made = get_openapi(
+        title="Millrace",
+        version=version("millrace"),
+        summary="Stateful stream operators as a REST service, on Spark.",
+        description="Post records to streams, submit jobs that deduplicate them, read what comes out, exactly once. "
+        "Every error is an `application/problem+json` (RFC 9457) with a `code` and the `request_id`.",
+        routes=app.routes,
+        tags=TAGS,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= _schemas_of_bodies()
+    for unused in ("HTTPValidationError", "ValidationError"):  # declared by FastAPI; ours are problems
+        schemas.pop(unused, None)
+    return made
+
+
+def install(app: FastAPI) -> None:
+    """Serve the document and its pages, and make FastAPI believe it is its own."""
+    app.openapi = _once(lambda: document(app))  # type: ignore[method-assign]
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi_json() -> Response:
+        return answer(app.openapi())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(_: Request) -> HTMLResponse:
+        return get_swagger_ui_html(openapi_url="/openapi.json", title="Millrace")
+
+
+def operation_id(route: Any) -> str:
+    """A route's name is its function's name: readable, and unique by a test."""
+    return str(route.name)
+
+
+def _schemas_of_bodies() -> dict[str, Any]:
+    models = [(body, "validation") for body in _BODIES.values() if issubclass(body, BaseModel)]
+    structs = [body for body in _BODIES.values() if not issubclass(body, BaseModel)]
+    _, described = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
+    _, components = msgspec.json.schema_components(structs, ref_template=_REF.replace("{model}", "{name}"))
+    return {**described.get("$defs", {}), **components}
+
+
+def _once(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+
+    def get() -> dict[str, Any]:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get

@@ -1,0 +1,106 @@
+"""Health, readiness, what this is, and Prometheus' figures."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Literal
+
+import structlog
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import metrics
+from service.api.bodies import answer
+from service.auth import Reader
+from service.catalog import overview
+from service.problems import declared
+from service.streams.errors import StreamError
+
+router = APIRouter(tags=["operations"])
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"]
+
+
+class Readiness(BaseModel):
+    """Each part that the service needs: `ok`, or what is wrong with it."""
+
+    status: Literal["ready", "not_ready"]
+    parts: dict[str, str]
+
+
+class Info(BaseModel):
+    """What is running here."""
+
+    name: str
+    version: str
+    lineage: str
+    database: str
+    auth: Literal["on", "off"]
+
+
+@router.get("/healthz", responses={200: {"model": Health}})
+async def healthz() -> Response:
+    """Whether the process answers."""
+    return answer({"status": "ok"})
+
+
+@router.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
+def readyz(request: Request) -> Response:
+    """Whether jobs can run: database, storage, the service's own loops, at least one live instance."""
+    state = request.state
+    parts = {
+        "database": _probe(lambda: state.catalog.read(overview.live_instances)),
+        "storage": _probe(state.storage.check),
+        "loops": f"ended: {', '.join(state.rounds.ended)}" if state.rounds.ended else "ok",
+        "instances": "not known",
+        "intake": "draining" if getattr(request.app.state, "is_draining", False) else "ok",
+    }
+    if parts["database"] == "ok":
+        parts["instances"] = "ok" if state.catalog.read(overview.live_instances) else "none is alive"
+    is_ready = all(part == "ok" for part in parts.values())
+    return answer({"status": "ready" if is_ready else "not_ready", "parts": parts}, 200 if is_ready else 503)
+
+
+@router.get("/info", responses={200: {"model": Info}, **declared(401, 403)})
+def info(request: Request, _: Reader) -> Response:
+    """Version, catalog and lineage."""
+    state = request.state
+    return answer(
+        {
+            "name": "millrace",
+            "version": version("millrace"),
+            "lineage": state.catalog.lineage,
+            "database": state.catalog.url.get_backend_name(),
+            "auth": state.settings.auth,
+        }
+    )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "Prometheus' text format", "content": {"text/plain": {}}},
+        **declared(401, 403, 503),
+    },
+)
+def prometheus_metrics(request: Request, _: Reader) -> Response:
+    """Requests of this process; jobs, lag, drops, instances and slots as the catalog has them."""
+    figures = request.state.catalog.read(overview.figures)
+    return Response(metrics.exposition(figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _probe(part: Callable[[], Any]) -> str:
+    try:
+        part()
+    except (SQLAlchemyError, OSError, StreamError) as error:
+        structlog.get_logger().warning("not_ready", error=str(error))
+        return str(error) or type(error).__name__
+    return "ok"

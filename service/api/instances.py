@@ -1,0 +1,481 @@
+"""The protocol of instances and their slots: join, heartbeat, poll, commit, leave; and who is there.
+
+Knows bodies, long polls and prepared bytes. Refuses to know who owns what (`service.coordinator`). Polls and
+commits are the hot routes of the service: their bodies are decoded by msgspec, their answers are orjson's bytes.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+
+import msgspec
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import coordinator, metrics
+from service.api.bodies import answer, page, read_struct, tagged
+from service.api.document import takes
+from service.api.models import Cursor, Limit, Page
+from service.auth import Instance, Reader
+from service.catalog import groups, jobs, segments
+from service.catalog.engine import JOBS, Catalog
+from service.catalog.tables import Instance as InstanceRow
+from service.catalog.tasks import TaskCommit
+from service.faults import fault_point
+from service.problems import declared
+from service.storage.segments import path_of
+
+router = APIRouter(tags=["instances"])
+
+MAX_WAIT_MS = 10_000
+PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews a lease of which a third may be gone
+SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
+PROTOCOL: dict[int | str, dict[str, Any]] = declared(400, 401, 403, 404, 409, 410, 413, 415, 422, 503)
+
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+SegmentId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+WaitMs = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An instance says that it is there; its incarnation tells a restarted one from the one before."""
+
+    name: Id
+    incarnation: Id
+    host: str
+    cores: Annotated[int, msgspec.Meta(ge=1)]
+    spark: dict[str, Any] = {}
+    tags: dict[str, str] = {}
+
+
+class HeartbeatRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An instance says that it lives, what it runs (job id → slots), and which answer it knows."""
+
+    incarnation: Id
+    jobs: dict[str, Count] = {}
+    known: str = ""
+    wait_ms: WaitMs = 0
+
+
+class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An instance says that it goes."""
+
+    incarnation: Id
+
+
+class SlotRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A slot says that it is there; it has chosen its own id."""
+
+    slot: Id
+    job: Id
+    index: Count
+
+
+class PollRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What the slot holds; the answer comes when that changes or there is work."""
+
+    tasks: list[coordinator.HeldTask] = []
+    timeout_ms: WaitMs = MAX_WAIT_MS
+
+
+class SegmentsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Ids of segments that the slot is going to write."""
+
+    segments: Annotated[list[SegmentId], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+# Commits stay dictionaries, for they go to the catalog as they came: the shapes of `TaskCommit`, checked to the end.
+Moved = TypedDict("Moved", {"stream_id": str, "partition": int, "from": Count, "to": Count})
+
+
+class WrittenChunk(TypedDict):
+    """One record batch of a segment, as its writer describes it (`ChunkMeta`)."""
+
+    stream_id: str
+    partition: int
+    records: Count
+    min_timestamp: int
+    max_timestamp: int
+    byte_offset: Count
+    byte_length: Count
+    crc32: Count
+
+
+class WrittenSegment(TypedDict):
+    """The segment that a commit publishes."""
+
+    id: SegmentId
+    bytes: Count
+    chunks: list[WrittenChunk]
+
+
+class Counters(TypedDict, total=False):
+    """What the batch adds to the totals of its task."""
+
+    records_in: Count
+    records_out: Count
+    dropped: dict[str, dict[str, int]]
+    batch_ms: int | float
+
+
+class Commit(TypedDict):
+    """One task's commit; repeated under the same id it gets the first answer."""
+
+    commit_id: Id
+    task: str
+    epoch: int
+    version: int
+    positions: list[Moved]
+    segment: WrittenSegment | None
+    counters: NotRequired[Counters]
+    stream_time: NotRequired[int]
+    applied: NotRequired[dict[str, int]]
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Commits of several tasks; each is accepted or refused alone."""
+
+    commits: list[Commit]
+
+
+class TaskError(msgspec.Struct):
+    """Why a task can not go on, and at which record of its source."""
+
+    code: Annotated[str, msgspec.Meta(max_length=100)]
+    detail: Annotated[str, msgspec.Meta(max_length=100_000)]
+    operator: str | None = None
+    stream: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A task can not go on: its job fails with this."""
+
+    task: str
+    epoch: int
+    error: TaskError
+
+
+JOIN = msgspec.json.Decoder(JoinRequest)
+HEARTBEAT = msgspec.json.Decoder(HeartbeatRequest)
+LEAVE = msgspec.json.Decoder(LeaveRequest)
+SLOT_JOIN = msgspec.json.Decoder(SlotRequest)
+POLL = msgspec.json.Decoder(PollRequest)
+SEGMENTS = msgspec.json.Decoder(SegmentsRequest)
+COMMIT = msgspec.json.Decoder(CommitRequest)
+FAIL = msgspec.json.Decoder(FailRequest)
+
+
+class SlotView(BaseModel):
+    """A live slot on an instance."""
+
+    slot: str
+    job: str
+    index: int
+
+
+class InstanceView(BaseModel):
+    """A Spark application that is, or was, attached."""
+
+    id: str
+    name: str
+    state: Literal["live", "gone"]
+    incarnation: str
+    host: str
+    cores: int
+    tags: dict[str, str]
+    spark: dict[str, Any]
+    slots: list[SlotView]
+    joined_at: str
+    lease_until: str
+
+
+class Member(BaseModel):
+    """A slot of a job and the tasks it owns."""
+
+    slot: str
+    instance: str
+    index: int
+    tasks: list[str]
+
+
+class GroupView(BaseModel):
+    """Who runs a job: its members, which task each owns, and what is about to move."""
+
+    job: str
+    state: str
+    generation: int
+    members: list[Member]
+    assignment: dict[str, str | None]
+    moving: dict[str, str]
+    standby: dict[str, list[str]]
+    warm_up: dict[str, list[str]]
+
+
+class RebalanceView(BaseModel):
+    """One round of assignment; `took_ms` is null while a hand-over is under way."""
+
+    generation: int
+    at: str
+    reason: str
+    moved: dict[str, Any]
+    took_ms: int | None
+
+
+# ---------------------------------------------------------------- who is there
+
+
+@router.get("/v1/instances", responses={200: {"model": Page[InstanceView]}, **declared(401, 403, 422)})
+def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    """List instances by name, those that are gone too."""
+    return answer(page(request.state.catalog.read(_instances, limit + 1, cursor), limit=limit))
+
+
+@router.get("/v1/instances/{instance:name}", responses={200: {"model": InstanceView}, **declared(401, 403, 404)})
+def get_instance(request: Request, instance: str, _: Reader) -> Response:
+    """Show an instance and its slots."""
+    return tagged(request, request.state.catalog.read(_instance, instance))
+
+
+@router.get("/v1/groups/{job:name}", responses={200: {"model": GroupView}, **declared(401, 403, 404)})
+def get_group(request: Request, job: str, _: Reader) -> Response:
+    """Show who runs a job."""
+    return tagged(request, request.state.catalog.read(_group, job))
+
+
+@router.get(
+    "/v1/groups/{job:name}/rebalances", responses={200: {"model": Page[RebalanceView]}, **declared(401, 403, 404, 422)}
+)
+def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+    """List a job's rounds of assignment, latest first: why, what moved, how long it took."""
+    return answer({"items": request.state.catalog.read(_rebalances, job, limit), "next": None})
+
+
+# ---------------------------------------------------------------- instances
+
+
+@router.post("/v1/instances:join", responses=PROTOCOL, openapi_extra=takes(JoinRequest))
+async def join_instance(request: Request, _: Instance) -> Response:
+    """Join, or join again under the same name."""
+    body, state = await read_struct(request, JOIN), request.state
+    told = msgspec.structs.asdict(body)
+    lease_ms = state.settings.lease_ms
+    row = await run_in_threadpool(state.catalog.write, coordinator.join_instance, **told, lease_ms=lease_ms)
+    return answer(
+        {
+            "instance_id": row.id,
+            "lease_ms": lease_ms,
+            "storage_uri": state.settings.storage_uri,
+            "lineage": await run_in_threadpool(lambda: state.catalog.lineage),
+        }
+    )
+
+
+@router.post("/v1/instances/{instance:name}:heartbeat", responses=PROTOCOL, openapi_extra=takes(HeartbeatRequest))
+async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
+    """Keep the lease; answers the jobs to run slots for, at once when that differs from `known`."""
+    body, state = await read_struct(request, HEARTBEAT), request.state
+    until = _deadline(body.wait_ms, state.settings.lease_ms)
+    while True:
+        seen = state.hub.seen
+        found = await run_in_threadpool(coordinator.heartbeat, state.catalog, instance, incarnation=body.incarnation)
+        left = until - time.monotonic()
+        if found["version"] != body.known or left <= 0 or state.hub.is_closed:
+            return answer(found)
+        await state.hub.wait([JOBS], seen, left)
+
+
+@router.post(
+    "/v1/instances/{instance:name}:leave", status_code=204, responses=PROTOCOL, openapi_extra=takes(LeaveRequest)
+)
+async def leave_instance(request: Request, instance: str, _: Instance) -> Response:
+    """Leave with all slots."""
+    body = await read_struct(request, LEAVE)
+    write = request.state.catalog.write
+    await run_in_threadpool(write, coordinator.leave_instance, instance, incarnation=body.incarnation)
+    return Response(status_code=204)
+
+
+# ---------------------------------------------------------------- slots
+
+
+@router.post("/v1/instances/{instance:name}/slots", responses=PROTOCOL, openapi_extra=takes(SlotRequest))
+async def join_slot(request: Request, instance: str, _: Instance) -> Response:
+    """Join as a slot of a job; the one before with the same index is fenced."""
+    body, state = await read_struct(request, SLOT_JOIN), request.state
+    found = await run_in_threadpool(
+        state.catalog.write,
+        coordinator.join_slot,
+        instance,
+        job_id=body.job,
+        slot_id=body.slot,
+        index=body.index,
+        lease_ms=state.settings.lease_ms,
+    )
+    return answer({**found, "lineage": state.catalog.lineage})
+
+
+@router.post(SLOT + ":poll", responses=PROTOCOL, openapi_extra=takes(PollRequest))
+async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Ask what to do: answers at once when there is work or the owned tasks differ, else when that changes."""
+    body, state = await read_struct(request, POLL), request.state
+    until = _deadline(body.timeout_ms, state.settings.lease_ms)
+    while True:
+        seen = state.hub.seen
+        found = await run_in_threadpool(coordinator.poll_slot, state.catalog, slot, body.tasks)
+        left = until - time.monotonic()
+        if found.is_ready or left <= 0 or state.hub.is_closed:
+            return answer(found.body)
+        await state.hub.wait(found.topics, seen, left)
+
+
+@router.get(SLOT + "/chunks", responses=PROTOCOL)
+def find_chunks(
+    request: Request,
+    instance: str,
+    slot: str,
+    _: Instance,
+    stream_id: str,
+    partition: Annotated[int, Query(ge=0)],
+    from_offset: Annotated[int, Query(alias="from", ge=0)],
+    max_records: Annotated[int, Query(ge=1)] = 500_000,
+) -> Response:
+    """Find the chunks that hold the records of a partition from an offset on."""
+    found = request.state.catalog.read(segments.chunks_from, stream_id, partition, from_offset, max_records)
+    chunks = [chunk._asdict() for chunk in found.chunks]
+    return answer({"start": found.start_offset, "end": found.end_offset, "chunks": chunks})
+
+
+@router.post(SLOT + "/segments", responses=PROTOCOL, openapi_extra=takes(SegmentsRequest))
+async def register_segments(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Announce segments that the slot is going to write; answers their paths."""
+    body = await read_struct(request, SEGMENTS)
+    paths = {segment_id: path_of(segment_id) for segment_id in body.segments}
+    await run_in_threadpool(request.state.catalog.write, _register, instance, slot, paths)
+    return answer({"paths": paths})
+
+
+@router.post(SLOT + ":commit", responses=PROTOCOL, openapi_extra=takes(CommitRequest))
+async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Commit what tasks did; each commit is accepted or refused alone."""
+    body = await read_struct(request, COMMIT)
+    verdicts = await run_in_threadpool(_commit, request.state.catalog, slot, body.commits)
+    for verdict in verdicts:
+        metrics.COMMITS.labels(verdict["status"]).inc()
+    return answer({"results": verdicts})
+
+
+@router.post(SLOT + ":fail", status_code=204, responses=PROTOCOL, openapi_extra=takes(FailRequest))
+async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Fail the job of a task that can not go on."""
+    body = await read_struct(request, FAIL)
+    error = msgspec.to_builtins(body.error)
+    write = request.state.catalog.write
+    await run_in_threadpool(write, coordinator.fail_task, slot, task_id=body.task, epoch=body.epoch, error=error)
+    return Response(status_code=204)
+
+
+@router.post(SLOT + ":leave", status_code=204, responses=PROTOCOL)
+def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Leave; the tasks of the slot are free at once."""
+    request.state.catalog.write(coordinator.leave_slot, slot)
+    return Response(status_code=204)
+
+
+# ---------------------------------------------------------------- in a transaction
+
+
+def _deadline(wait_ms: int, lease_ms: int) -> float:
+    return time.monotonic() + min(wait_ms, MAX_WAIT_MS, lease_ms * PATIENCE) / 1000
+
+
+def _commit(catalog: Catalog, slot: str, commits: list[Commit]) -> Sequence[Any]:
+    fault_point("commit.before")
+    verdicts = catalog.write(coordinator.commit_tasks, slot, cast("list[TaskCommit]", commits))
+    fault_point("commit.after")
+    return verdicts
+
+
+def _register(s: Session, instance: str, slot: str, paths: dict[str, str]) -> None:
+    coordinator.require_slot(s, slot, instance_id=instance)
+    segments.register_segments(s, slot, paths.items())
+
+
+def _instances(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
+    rows = groups.list_instances(s, limit=limit, after=after)
+    return _shown(s, rows)
+
+
+def _instance(s: Session, instance_id: str) -> dict[str, Any]:
+    return _shown(s, [groups.get_instance(s, instance_id)])[0]
+
+
+def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
+    slots: dict[str, list[dict[str, Any]]] = {row.id: [] for row in rows}
+    for instance_id, slot, job in groups.slots_of_instances(s, list(slots)):
+        slots[instance_id].append({"slot": slot.id, "job": job, "index": slot.slot_index})
+    return [
+        {
+            "id": row.id,
+            "name": row.name,
+            "state": row.state,
+            "incarnation": row.incarnation,
+            "host": row.host,
+            "cores": row.cores,
+            "tags": row.tags,
+            "spark": row.spark,
+            "slots": slots[row.id],
+            "joined_at": _moment(row.joined_ms),
+            "lease_until": _moment(row.lease_until_ms),
+        }
+        for row in rows
+    ]
+
+
+def _group(s: Session, name: str) -> dict[str, Any]:
+    job = jobs.get_job(s, name)
+    owners = groups.owners_of(s, job.id)
+    members = [
+        {
+            "slot": slot.id,
+            "instance": instance,
+            "index": slot.slot_index,
+            "tasks": [at["task"] for at in owners if at["slot"] == slot.id],
+        }
+        for slot, instance in groups.members_of(s, job.id)
+    ]
+    return {
+        "job": job.name,
+        "state": job.state,
+        "generation": job.generation,
+        "members": members,
+        "assignment": {at["task"]: at["slot"] for at in owners},
+        "moving": {at["task"]: at["moving_to"] for at in owners if at["moving_to"] is not None},
+        "standby": {},
+        "warm_up": {},
+    }
+
+
+def _rebalances(s: Session, name: str, limit: int) -> list[dict[str, Any]]:
+    rows = groups.rebalances_of(s, jobs.get_job(s, name).id, limit=limit)
+    return [
+        {
+            "generation": row.generation,
+            "at": _moment(row.at_ms),
+            "reason": row.reason,
+            "moved": row.moved,
+            "took_ms": row.took_ms,
+        }
+        for row in rows
+    ]
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,418 @@
+"""Jobs over HTTP: submit, look, wait, pause, stop, delete, simulate.
+
+Knows the shapes of contract.md. Refuses to know states and their order (`service.catalog.jobs`) and what a
+specification means (`service.streams.topology`).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from service import coordinator
+from service.api.bodies import accepts, answer, page, read_json, read_model, tagged
+from service.api.document import takes
+from service.api.models import Cursor, Limit, Page
+from service.auth import Admin, Reader, Writer
+from service.catalog import jobs, segments, streams
+from service.catalog.engine import progress_topic
+from service.catalog.tables import Job, JobTransition
+from service.problems import declared
+from service.simulate import SimulateRequest, simulate
+from service.streams.topology import graph
+from service.streams.topology.describe import describe
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
+
+router = APIRouter(tags=["jobs"])
+
+LOOK_AGAIN_S = 1.0  # at least this often while waiting, should a wake-up of another process be lost
+EXAMPLE = {
+    "name": "unique_clicks",
+    "source": "clicks",
+    "operators": [
+        {"op": "filter", "where": "value->>'kind' = 'click'"},
+        {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 600_000},
+    ],
+    "sink": "clicks-once",
+}
+
+
+class JobPosition(BaseModel):
+    """How far the job has read one partition of a source."""
+
+    stream: str
+    partition: int
+    position: int
+    end: int
+    lag: int
+
+
+class JobView(BaseModel):
+    """A job as it stands, from one snapshot of the catalog."""
+
+    id: str
+    name: str
+    state: Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
+    reason: str
+    spec: dict[str, Any]
+    positions: list[JobPosition]
+    caught_up: Annotated[bool, Field(description="Every position is at its end, and every replica has applied it.")]
+    stream_time: int | None
+    error: dict[str, Any] | None
+    generation: int
+    stores: list[str]
+    created_at: str
+
+
+class Compiled(BaseModel):
+    """A specification that would be taken, with its defaults, and what it compiles to."""
+
+    spec: dict[str, Any]
+    topology: dict[str, Any]
+
+
+class Simulated(BaseModel):
+    """What the operators gave, in the order in which they gave it."""
+
+    outputs: list[dict[str, Any]]
+    stores: dict[str, list[dict[str, Any]]]
+    dropped: list[dict[str, Any]]
+    stream_time: dict[str, int]
+
+
+class JobTask(BaseModel):
+    """A task, its owner and how far it is."""
+
+    task: str
+    id: str
+    epoch: int
+    version: int
+    slot: str | None
+    instance: str | None
+    stream_time: int | None
+    positions: list[JobPosition]
+
+
+class JobMetrics(BaseModel):
+    """Totals since the job was made."""
+
+    records_in: int
+    records_out: int
+    dropped: dict[str, dict[str, int]]
+    lag: int
+    counters: dict[str, Any]
+
+
+class Transition(BaseModel):
+    """A change of state."""
+
+    at: str
+    from_state: str | None
+    to_state: str
+    reason: str
+    who: str
+    error: dict[str, Any] | None
+
+
+class SkipRequest(BaseModel, extra="forbid"):
+    """The record to pass over; `stream` may be left out where the job has one source."""
+
+    partition: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+    offset: Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+    stream: str | None = None
+
+
+# ---------------------------------------------------------------- before there is one
+
+
+@router.post(
+    "/v1/jobs:validate",
+    responses={200: {"model": Compiled}, **declared(400, 401, 403, 413, 415, 422)},
+    openapi_extra=takes(JobSpec, EXAMPLE),
+)
+async def validate_job(request: Request, _: Reader) -> Response:
+    """Compile a job and keep nothing."""
+    spec = JobSpec.parse(await read_json(request))
+    topology = await run_in_threadpool(request.state.catalog.read, _compile, spec)
+    return answer({"spec": spec.to_json(), "topology": topology.to_json()})
+
+
+@router.post(
+    "/v1/jobs:simulate",
+    responses={200: {"model": Simulated}, **declared(400, 401, 403, 413, 415, 422)},
+    openapi_extra=takes(
+        SimulateRequest,
+        {
+            "job": {"operators": [{"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}]},
+            "records": [
+                {"key": "u1", "value": {"id": "a"}, "timestamp": 1_700_000_000_000},
+                {"key": "u1", "value": {"id": "a"}, "timestamp": 1_700_000_001_000},
+            ],
+        },
+    ),
+)
+async def simulate_job(request: Request, _: Reader) -> Response:
+    """Run operators over the records of the request: no Spark, nothing kept."""
+    wanted = await read_model(request, SimulateRequest)
+    return answer(await run_in_threadpool(simulate, wanted))
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    responses={
+        200: {"model": JobView, "description": "An equal job was there already"},
+        201: {"model": JobView},
+        **declared(400, 401, 403, 409, 413, 415, 422),
+    },
+    openapi_extra=takes(JobSpec, EXAMPLE),
+)
+async def create_job(request: Request, caller: Writer) -> Response:
+    """Make a job and start it."""
+    spec = JobSpec.parse(await read_json(request))
+    return await run_in_threadpool(_create, request, spec, caller.name)
+
+
+# ---------------------------------------------------------------- looking
+
+
+@router.get("/v1/jobs", responses={200: {"model": Page[JobView]}, **declared(401, 403, 422)})
+def list_jobs(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    """List jobs by name."""
+    return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
+
+
+@router.get("/v1/jobs/{job:name}", responses={200: {"model": JobView}, **declared(401, 403, 404, 422)})
+async def get_job(
+    request: Request,
+    job: str,
+    _: Reader,
+    wait: Annotated[Literal["caught_up"] | None, Query(description="Answer only when it is so, or in the end.")] = None,
+    timeout_ms: Annotated[int, Query(ge=0, le=60_000)] = 10_000,
+) -> Response:
+    """Show a job; with `wait=caught_up`, when it is caught up, failed or stopped, or `timeout_ms` has passed."""
+    catalog, hub = request.state.catalog, request.state.hub
+    seen = hub.seen
+    view = await run_in_threadpool(catalog.read, _view_of, job)
+    until = asyncio.get_running_loop().time() + timeout_ms / 1000
+    while wait and not (view["caught_up"] or view["state"] in ("failed", "stopped")):
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0 or hub.is_closed:
+            break
+        await hub.wait([progress_topic(view["id"])], seen, min(left, LOOK_AGAIN_S))
+        seen = hub.seen
+        view = await run_in_threadpool(catalog.read, _view_of, job)
+    return tagged(request, view)
+
+
+@router.get(
+    "/v1/jobs/{job:name}/topology",
+    responses={
+        200: {"content": {"application/json": {}, "text/plain": {}}, "description": "As JSON, or as describe() text"},
+        **declared(401, 403, 404, 406),
+    },
+)
+def get_topology(request: Request, job: str, _: Reader) -> Response:
+    """Show what a job compiled to: JSON, or Kafka Streams' describe() text for `Accept: text/plain`."""
+    kind = accepts(request, "application/json", "text/plain")
+    topology = request.state.catalog.read(jobs.get_job, job).topology
+    if kind == "text/plain":
+        return PlainTextResponse(describe(Topology.from_json(topology)))
+    return answer(topology)
+
+
+@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTask]}, **declared(401, 403, 404)})
+def list_tasks(request: Request, job: str, _: Reader) -> Response:
+    """List a job's tasks: owner, epoch, positions."""
+    return answer({"items": request.state.catalog.read(_tasks, job), "next": None})
+
+
+@router.get("/v1/jobs/{job:name}/metrics", responses={200: {"model": JobMetrics}, **declared(401, 403, 404)})
+def get_job_metrics(request: Request, job: str, _: Reader) -> Response:
+    """Show a job's totals: records in and out, dropped by operator and reason, lag."""
+    return answer(request.state.catalog.read(_metrics, job))
+
+
+@router.get("/v1/jobs/{job:name}/errors", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
+def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+    """List why a job failed, latest first: operator, partition, offset, error."""
+    return answer({"items": request.state.catalog.read(_transitions, job, limit, errors_only=True), "next": None})
+
+
+@router.get("/v1/jobs/{job:name}/history", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
+def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+    """List a job's changes of state, latest first: why, and by whom."""
+    return answer({"items": request.state.catalog.read(_transitions, job, limit), "next": None})
+
+
+# ---------------------------------------------------------------- verbs
+
+VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 403, 404, 409)}}
+
+
+@router.post("/v1/jobs/{job:name}:pause", **VERB)
+def pause_job(request: Request, job: str, caller: Writer) -> Response:
+    """Hand out no more work; tasks stay where they are."""
+    return _ask(request, job, "pause", caller.name)
+
+
+@router.post("/v1/jobs/{job:name}:resume", **VERB)
+def resume_job(request: Request, job: str, caller: Writer) -> Response:
+    """Go on after a pause."""
+    return _ask(request, job, "resume", caller.name)
+
+
+@router.post("/v1/jobs/{job:name}:stop", **VERB)
+def stop_job(request: Request, job: str, caller: Writer) -> Response:
+    """Drain: what is under way is committed, then the slots leave."""
+    return _ask(request, job, "stop", caller.name)
+
+
+@router.post("/v1/jobs/{job:name}:restart", **VERB)
+def restart_job(request: Request, job: str, caller: Writer) -> Response:
+    """Start a stopped or failed job where it stood."""
+    return _ask(request, job, "restart", caller.name)
+
+
+@router.post(
+    "/v1/jobs/{job:name}:skip",
+    responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
+    openapi_extra=takes(SkipRequest, {"partition": 0, "offset": 4711}),
+)
+async def skip_record(request: Request, job: str, _: Admin) -> Response:
+    """Let a failed job pass over one record; it runs again after `:restart`."""
+    wanted = await read_model(request, SkipRequest)
+    view = await run_in_threadpool(request.state.catalog.write, _skip, job, wanted)
+    return tagged(request, view)
+
+
+@router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409))
+def delete_job(request: Request, job: str, _: Writer) -> Response:
+    """Delete a stopped job with its stores and internal streams; its sinks stay."""
+    request.state.catalog.write(jobs.delete_job, job)
+    return Response(status_code=204)
+
+
+# ---------------------------------------------------------------- in a transaction
+
+
+def _compile(s: Session, spec: JobSpec) -> Topology:
+    found = {name: streams.find_stream(s, name) for name in spec.sources}
+    return graph.compile(spec, {name: stream.partitions for name, stream in found.items() if stream is not None})
+
+
+def _create(request: Request, spec: JobSpec, who: str) -> Response:
+    catalog = request.state.catalog
+    start = _start_at_timestamp(request, spec)
+    view, is_new = catalog.write(_submit, spec, who, start)
+    headers = {"Location": f"/v1/jobs/{spec.name}"}
+    return answer(view, 201 if is_new else 200, headers=headers)
+
+
+def _submit(s: Session, spec: JobSpec, who: str, start: jobs.Start) -> tuple[dict[str, Any], bool]:
+    job, is_new = jobs.create_job(s, spec, _compile(s, spec), who=who, start=start)
+    return _view(s, job), is_new
+
+
+def _start_at_timestamp(request: Request, spec: JobSpec) -> dict[tuple[str, int], int]:
+    """The first record of each partition from a timestamp on; the catalog alone knows only its chunk."""
+    timestamp = getattr(spec.start, "timestamp", None)
+    if timestamp is None:
+        return {}
+    found = {}
+    for name, partition, first, chunk in request.state.catalog.read(_chunks_at, spec, timestamp):
+        times = request.state.storage.read_chunk(chunk).column("timestamp").to_numpy()
+        found[name, partition] = first + int((times >= timestamp).argmax())
+    return found
+
+
+def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int, int, Any]]:
+    found = []
+    for name in spec.sources:
+        stream = streams.find_stream(s, name)
+        for partition in range(stream.partitions if stream is not None else 0):
+            first = jobs.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
+            if first is not None:
+                chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
+                found.append((name, partition, first, chunk))
+    return found
+
+
+def _ask(request: Request, job: str, verb: str, who: str) -> Response:
+    return tagged(request, request.state.catalog.write(_change, job, verb, who))
+
+
+def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:
+    coordinator.change_job(s, name, verb, who=who)
+    return _view_of(s, name)
+
+
+def _skip(s: Session, name: str, wanted: SkipRequest) -> dict[str, Any]:
+    jobs.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
+    return _view_of(s, name)
+
+
+def _view_of(s: Session, name: str) -> dict[str, Any]:
+    return _view(s, jobs.get_job(s, name))
+
+
+def _views(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
+    return [_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after)]
+
+
+def _view(s: Session, job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "state": job.state,
+        "reason": job.reason,
+        "spec": job.spec,
+        "positions": [position._asdict() for position in jobs.positions(s, job.id)],
+        "caught_up": jobs.is_caught_up(s, job.id),
+        "stream_time": jobs.stream_time(s, job.id),
+        "error": job.error,
+        "generation": job.generation,
+        "stores": [store.name for store in jobs.stores_of(s, job.id)],
+        "created_at": job.created_at.isoformat(),
+    }
+
+
+def _tasks(s: Session, name: str) -> list[dict[str, Any]]:
+    found = jobs.tasks_of(s, jobs.get_job(s, name).id)
+    return [{**task, "stream_time": task["stream_time"] if task["stream_time"] >= 0 else None} for task in found]
+
+
+def _metrics(s: Session, name: str) -> Mapping[str, Any]:
+    job = jobs.get_job(s, name)
+    counters = jobs.metrics(s, job.id)
+    return {
+        "records_in": counters.get("records_in", 0),
+        "records_out": counters.get("records_out", 0),
+        "dropped": counters.get("dropped", {}),
+        "lag": sum(position.lag for position in jobs.positions(s, job.id)),
+        "counters": counters,
+    }
+
+
+def _transitions(s: Session, name: str, limit: int, *, errors_only: bool = False) -> list[dict[str, Any]]:
+    job = jobs.get_job(s, name)
+    return [_shown(row) for row in jobs.transitions_of(s, job.id, errors_only=errors_only, limit=limit)]
+
+
+def _shown(row: JobTransition) -> dict[str, Any]:
+    return {
+        "at": datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "from_state": row.from_state,
+        "to_state": row.to_state,
+        "reason": row.reason,
+        "who": row.who,
+        "error": row.error,
+    }

@@ -1,0 +1,89 @@
+"""API keys over HTTP, for admins: make (the secret is shown this once), list, revoke."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.bodies import answer, read_model
+from service.api.document import takes
+from service.api.models import Cursor, Limit, Page
+from service.auth import KEYS, Admin
+from service.catalog import keys
+from service.catalog.engine import wake
+from service.catalog.tables import ApiKey
+from service.problems import declared
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenRequest(BaseModel):
+    """A key to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["reader", "writer", "admin", "instance"]
+    name: Annotated[str, Field(max_length=200)] = ""
+
+
+class Token(BaseModel):
+    """A key as it is listed: never its secret."""
+
+    id: str
+    name: str
+    role: str
+    created_at: str
+    revoked_at: str | None
+
+
+class NewToken(Token):
+    """A key as it is made."""
+
+    key: Annotated[str, Field(description="The secret, shown this once.")]
+
+
+@router.post(
+    "/v1/tokens",
+    status_code=201,
+    responses={201: {"model": NewToken}, **declared(400, 401, 403, 413, 415, 422)},
+    openapi_extra=takes(TokenRequest, {"role": "writer", "name": "shop-frontend"}),
+)
+async def create_token(request: Request, _: Admin) -> Response:
+    """Make a key."""
+    wanted = await read_model(request, TokenRequest)
+    row, secret = await run_in_threadpool(
+        request.state.catalog.write, keys.create_key, wanted.name or wanted.role, wanted.role
+    )
+    return answer({**_shown(row), "key": secret}, 201, headers={"Location": f"/v1/tokens/{row.id}"})
+
+
+@router.get("/v1/tokens", responses={200: {"model": Page[Token]}, **declared(401, 403, 422)})
+def list_tokens(request: Request, _: Admin, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    """List keys, oldest first; those of running instances of `millrace up` are left out."""
+    rows = request.state.catalog.read(keys.list_keys)
+    first = next((i + 1 for i, row in enumerate(rows) if row.id == cursor), 0)
+    shown = rows[first : first + limit]
+    has_more = len(rows) > first + limit
+    return answer({"items": [_shown(row) for row in shown], "next": shown[-1].id if has_more else None})
+
+
+@router.delete("/v1/tokens/{token:name}", status_code=204, responses=declared(401, 403, 404))
+def revoke_token(request: Request, token: str, _: Admin) -> Response:
+    """Revoke a key; it stays in the list."""
+    request.state.catalog.write(_revoke, token)
+    return Response(status_code=204)
+
+
+def _revoke(s: Session, key_id: str) -> None:
+    keys.revoke_key(s, key_id)
+    wake(s, KEYS)
+
+
+def _shown(row: ApiKey) -> dict[str, str | None]:
+    revoked_at = row.revoked_at.isoformat() if row.revoked_at else None
+    created_at = row.created_at.isoformat()
+    return {"id": row.id, "name": row.name, "role": row.role, "created_at": created_at, "revoked_at": revoked_at}

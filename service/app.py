@@ -1,0 +1,100 @@
+"""`create_app()`: what lives as long as the service, the border of each request, and the routers.
+
+Knows how the parts are put together. Refuses to know what any of them does.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service import coordinator, problems
+from service.api import document, health, instances, jobs, streams, tokens
+from service.auth import KeyRing
+from service.border import RequestBorder
+from service.catalog.engine import Catalog
+from service.collector import Collector
+from service.ingest import AppendBuffer
+from service.notify import Hub
+from service.rounds import Loop, Rounds
+from service.settings import Settings
+from service.storage.segments import Storage, open_storage
+
+
+class State(TypedDict):
+    """What a route finds on `request.state`."""
+
+    settings: Settings
+    catalog: Catalog
+    storage: Storage
+    hub: Hub
+    ingest: AppendBuffer
+    keys: KeyRing
+    rounds: Rounds
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service as an ASGI application; nothing is opened before it starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[State]:
+        state = await run_in_threadpool(_open, settings)
+        app.state.hub = state["hub"]
+        state["ingest"].start()
+        state["rounds"].start()
+        try:
+            yield state
+        finally:
+            state["hub"].close()
+            await state["rounds"].stop()
+            await run_in_threadpool(state["ingest"].stop)
+            await run_in_threadpool(state["catalog"].close)
+
+    app = FastAPI(
+        lifespan=lifespan,
+        redirect_slashes=False,
+        openapi_url=None,
+        generate_unique_id_function=document.operation_id,
+    )
+    app.state.is_draining = False
+    for router in (streams.router, jobs.router, instances.router, tokens.router, health.router):
+        app.include_router(router)
+    problems.install(app)
+    document.install(app)
+    app.add_middleware(RequestBorder, settings=settings)
+    return app
+
+
+def _open(settings: Settings) -> State:
+    catalog = Catalog(settings.database_url)
+    storage = open_storage(settings.storage_uri)
+    hub = Hub()
+    keys = KeyRing(catalog, ttl_ms=settings.key_cache_ms)
+    catalog.on_wake(hub.wake)
+    catalog.on_wake(keys.hear)
+    catalog.listen()
+    collector = Collector(
+        catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
+    )
+    rounds = Rounds(
+        [
+            Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
+            Loop("collector", settings.collect_every_ms / 1000, collector.run_once),
+        ]
+    )
+    return State(
+        settings=settings,
+        catalog=catalog,
+        storage=storage,
+        hub=hub,
+        ingest=AppendBuffer(
+            catalog,
+            storage,
+            group_bytes=settings.ingest_group_bytes,
+            buffer_bytes=settings.ingest_buffer_bytes,
+        ),
+        keys=keys,
+        rounds=rounds,
+    )

@@ -1,0 +1,121 @@
+"""Who may do what: a bearer key has one of four roles.
+
+Knows roles and the SHA-256 of a key. Refuses to know keys themselves: one is shown when it is made, never again.
+`reader < writer < admin`; `instance` stands apart (it may join, work and commit, nothing else).
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.security import HTTPBearer
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from service.catalog import keys
+from service.catalog.engine import EVERYTHING, Catalog
+from service.problems import ProblemError
+
+ROLES = ("reader", "writer", "admin", "instance")
+MAY: dict[str, frozenset[str]] = {
+    "reader": frozenset({"reader", "writer", "admin"}),
+    "writer": frozenset({"writer", "admin"}),
+    "admin": frozenset({"admin"}),
+    "instance": frozenset({"instance", "admin"}),
+}
+CACHED_KEYS = 1024
+KEYS = "keys"  # the topic woken when a key is revoked
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The key behind a request: its id (the scope of idempotency keys), name and role."""
+
+    id: str
+    name: str
+    role: str
+
+
+NOBODY = Caller("", "anonymous", "admin")  # authentication is off: whoever reaches loopback may do anything
+
+
+class KeyRing:
+    """The keys the catalog holds, remembered for `ttl_ms`; a revocation in this process is seen at once."""
+
+    def __init__(self, catalog: Catalog, *, ttl_ms: int) -> None:
+        self._catalog = catalog
+        self._ttl_s = ttl_ms / 1000
+        self._known: dict[str, tuple[Caller, float]] = {}
+
+    async def caller(self, secret: str) -> Caller | None:
+        """Whose key this is; None when there is no such key, or no longer."""
+        sha256 = keys.digest(secret)
+        known = self._known.get(sha256)
+        if known is not None and known[1] > time.monotonic():
+            return known[0]
+        self._known.pop(sha256, None)
+        row = await run_in_threadpool(self._catalog.read, keys.find_key, sha256=sha256)
+        if row is None:
+            return None
+        if len(self._known) >= CACHED_KEYS:
+            self.forget()
+        caller = Caller(row.id, row.name, row.role)
+        self._known[sha256] = (caller, time.monotonic() + self._ttl_s)
+        return caller
+
+    def forget(self) -> None:
+        """Ask the catalog again for every key: one was revoked."""
+        self._known.clear()
+
+    def hear(self, topics: Iterable[str]) -> None:
+        """A wake-up: forget when it is about keys, or may have been."""
+        if not {KEYS, EVERYTHING}.isdisjoint(topics):
+            self.forget()
+
+
+def install_admin(s: Session, *, secret: str) -> None:
+    """Make a bootstrap key valid; one that was revoked since stays revoked."""
+    sha256 = keys.digest(secret)
+    if all(key.sha256 != sha256 for key in keys.list_keys(s)):
+        keys.create_key(s, "bootstrap", "admin", secret=secret)
+
+
+_scheme = HTTPBearer(
+    scheme_name="key", description="A key made by `millrace token create` or `POST /v1/tokens`.", auto_error=False
+)
+
+
+def _require(role: str) -> Callable[..., Awaitable[Caller]]:
+    async def caller(request: Request, _: Annotated[object, Depends(_scheme)]) -> Caller:
+        found = await identify(request)
+        if found.role not in MAY[role]:
+            raise ProblemError(403, "forbidden", f"this needs the role {role}; the key has the role {found.role}")
+        return found
+
+    return caller
+
+
+async def identify(request: Request) -> Caller:
+    """The caller of a request; 401 when it shows no key, or one that is not valid."""
+    if request.state.settings.auth == "off":
+        return NOBODY
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise _unauthenticated("this needs the header Authorization: Bearer KEY", "")
+    caller = await request.state.keys.caller(secret.strip())
+    if caller is None:
+        raise _unauthenticated("the key is not valid, or was revoked", ', error="invalid_token"')
+    return caller
+
+
+def _unauthenticated(detail: str, error: str) -> ProblemError:
+    return ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": f'Bearer realm="millrace"{error}'})
+
+
+Reader = Annotated[Caller, Depends(_require("reader"))]
+Writer = Annotated[Caller, Depends(_require("writer"))]
+Admin = Annotated[Caller, Depends(_require("admin"))]
+Instance = Annotated[Caller, Depends(_require("instance"))]

@@ -1,0 +1,470 @@
+"""Jobs: made with all that belongs to them, moved from state to state, described, deleted.
+
+It knows the states and the one table of transitions between them, where a job starts to read, and what `caught up`
+means. It refuses to know operators (a topology comes compiled) and who should own a task (`service.coordinator`).
+
+Locks are taken in the order of the catalog: jobs, tasks, then partitions by id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
+from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
+from service.catalog.tables import (
+    ChunkRow,
+    Job,
+    JobStream,
+    JobTransition,
+    Json,
+    Partition,
+    Rebalance,
+    Skip,
+    Slot,
+    Store,
+    Stream,
+    Task,
+    TaskPosition,
+)
+from service.streams.errors import (
+    IllegalTransition,
+    InternalStream,
+    InvalidSpec,
+    JobExists,
+    Problem,
+    UnknownJob,
+    UnknownPartition,
+)
+from service.streams.topology.graph import SubTopology, Topology
+from service.streams.topology.spec import JobSpec
+
+STARTING, RUNNING, REBALANCING = "starting", "running", "rebalancing"
+PAUSED, DRAINING, STOPPED, FAILED = "paused", "draining", "stopped", "failed"
+WORKING = frozenset({STARTING, RUNNING, REBALANCING})  # work is handed out
+STAFFED = WORKING | {PAUSED}  # slots are wanted
+
+TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
+    # what people ask for
+    "pause": (WORKING, PAUSED),
+    "resume": (frozenset({PAUSED}), STARTING),
+    "stop": (STAFFED | {FAILED}, DRAINING),
+    "restart": (frozenset({STOPPED, FAILED}), STARTING),
+    # what happens
+    "run": (frozenset({STARTING, REBALANCING}), RUNNING),
+    "rebalance": (frozenset({RUNNING}), REBALANCING),
+    "drain": (frozenset({DRAINING}), STOPPED),
+    "fail": (STAFFED | {DRAINING}, FAILED),
+}
+MAY_DELETE = frozenset({STOPPED})
+MAY_SKIP = frozenset({FAILED})
+
+Start = Mapping[tuple[str, int], int]
+
+
+class Position(NamedTuple):
+    """How far a job has read one partition of a source, by the stream's name."""
+
+    stream: str
+    partition: int
+    position: int
+    end: int
+    lag: int
+
+
+# ---------------------------------------------------------------- making one
+
+
+def create_job(
+    s: Session, spec: JobSpec, topology: Topology, *, who: str = "", start: Start | None = None
+) -> tuple[Job, bool]:
+    """Make a job with its sinks, stores, changelogs, tasks and positions; False: an equal one was there.
+
+    `start` overrides where single partitions (stream name, partition) begin: a start at a timestamp is otherwise as
+    fine as a chunk (see `chunk_at_timestamp`). Raises JobExists, UnknownStream, StreamExists, InternalStream,
+    InvalidSpec.
+    """
+    body = spec.to_json()
+    sha256 = _digest(body)
+    known = s.scalars(select(Job).where(Job.name == spec.name)).one_or_none()
+    if known is not None:
+        if known.spec_sha256 != sha256:
+            raise JobExists(spec.name)
+        return known, False
+    job = Job(
+        name=spec.name,
+        spec=body,
+        spec_sha256=sha256,
+        topology=topology.to_json(),
+        state=STARTING,
+        reason="created",
+        parallelism=spec.parallelism,
+        max_batch_records=spec.max_batch_records,
+    )
+    s.add(job)
+    s.flush()
+    _note(s, job, None, STARTING, "created", who)
+    for sub_topology in topology.sub_topologies:
+        _add_sub_topology(s, job, spec, sub_topology, start or {})
+    wake(s, JOBS)
+    return job, True
+
+
+def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: int) -> int | None:
+    """The first offset of the first chunk that holds a record of `timestamp` or later; None when none does.
+
+    Earlier records of that chunk lie before the wanted one: the catalog knows chunks, not records.
+    """
+    query = select(ChunkRow.first_offset).where(
+        ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.max_timestamp >= timestamp
+    )
+    return s.scalars(query.order_by(ChunkRow.end_offset).limit(1)).one_or_none()
+
+
+def _digest(body: Json) -> str:
+    """Equal bodies have equal digests, in whatever order their fields were written."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _add_sub_topology(s: Session, job: Job, spec: JobSpec, sub_topology: SubTopology, start: Start) -> None:
+    sources = [get_stream(s, name) for name in sub_topology.sources]
+    for source in sources:
+        if source.partitions != sub_topology.partitions:
+            raise InvalidSpec([Problem("/source", f"{source.name!r} has {source.partitions} partitions by now")])
+    _relate(s, job, sources, "source")
+    _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
+    _add_stores(s, job, sub_topology)
+    at = now_ms(s)
+    tasks = [
+        Task(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)
+        for p in range(sub_topology.partitions)
+    ]
+    s.add_all(tasks)
+    s.flush()
+    _add_positions(s, spec, tasks, sources, start)
+
+
+def _sink(s: Session, name: str, partitions: int) -> Stream:
+    stream = find_stream(s, name) or create_stream(s, name, partitions=partitions)
+    if stream.kind != "user":
+        raise InternalStream(name)
+    return stream
+
+
+def _relate(s: Session, job: Job, streams: Iterable[Stream], role: str) -> None:
+    s.add_all(JobStream(job_id=job.id, stream_id=stream.id, role=role) for stream in streams)
+    s.flush()
+
+
+def _add_stores(s: Session, job: Job, sub_topology: SubTopology) -> None:
+    for store in sub_topology.stores():
+        changelog = create_stream(
+            s, store.changelog, partitions=sub_topology.partitions, kind="changelog", job_id=job.id
+        )
+        _relate(s, job, [changelog], "internal")
+        s.add(
+            Store(
+                name=store.name,
+                job_id=job.id,
+                operator=store.operator,
+                type=store.type,
+                kind=store.kind,
+                sub_topology=sub_topology.id,
+                changelog_stream_id=changelog.id,
+                spec=asdict(store),
+            )
+        )
+    s.flush()
+
+
+def _add_positions(s: Session, spec: JobSpec, tasks: list[Task], sources: list[Stream], start: Start) -> None:
+    """One position per task and source. The partitions are locked: retention can not pass them meanwhile."""
+    names = {source.id: source.name for source in sources}
+    by_partition = {task.partition: task for task in tasks}
+    rows = []
+    for partition in lock_partitions_of(s, names):
+        given = start.get((names[partition.stream_id], partition.partition))
+        rows.append(
+            {
+                "task_id": by_partition[partition.partition].id,
+                "stream_id": partition.stream_id,
+                "partition": partition.partition,
+                "position": _start_of(s, spec, partition) if given is None else given,
+            }
+        )
+    s.execute(insert(TaskPosition), rows)
+
+
+def _start_of(s: Session, spec: JobSpec, partition: Partition) -> int:
+    start: Any = spec.to_json()["start"]
+    if start == "earliest":
+        return partition.start_offset
+    if start == "latest":
+        return partition.end_offset
+    if "offsets" in start:
+        return _start_offset(start["offsets"], partition)
+    found = chunk_at_timestamp(s, partition.stream_id, partition.partition, start["timestamp"])
+    return partition.end_offset if found is None else found
+
+
+def _start_offset(offsets: Mapping[str, int], partition: Partition) -> int:
+    """The offset that was asked for; the earliest one where a partition is not named."""
+    offset = offsets.get(str(partition.partition), partition.start_offset)
+    if not partition.start_offset <= offset <= partition.end_offset:
+        have = f"the partition holds {partition.start_offset} to {partition.end_offset}"
+        raise InvalidSpec([Problem(f"/start/offsets/{partition.partition}", f"{offset} is not there: {have}")])
+    return offset
+
+
+# ---------------------------------------------------------------- looking at them
+
+
+def get_job(s: Session, name: str) -> Job:
+    """The job of this name. Raises UnknownJob."""
+    job = s.scalars(select(Job).where(Job.name == name)).one_or_none()
+    if job is None:
+        raise UnknownJob(name)
+    return job
+
+
+def list_jobs(s: Session, *, limit: int = 100, after: str | None = None) -> list[Job]:
+    """Jobs in the order of their names, beyond `after`."""
+    query = select(Job).order_by(Job.name).limit(limit)
+    return list(s.scalars(query if after is None else query.where(Job.name > after)))
+
+
+def positions(s: Session, job_id: str) -> list[Position]:
+    """Positions and ends of every input of a job."""
+    rows = s.execute(
+        _inputs(job_id)
+        .add_columns(Stream.name, TaskPosition.partition, TaskPosition.position, Partition.end_offset)
+        .join(Stream, Stream.id == TaskPosition.stream_id)
+        .order_by(Stream.name, TaskPosition.partition)
+    )
+    return [Position(name, p, position, end, end - position) for _, name, p, position, end in rows]
+
+
+def is_caught_up(s: Session, job_id: str) -> bool:
+    """Every input is read to its end, and every replica has applied its changelog to its end."""
+    behind = _inputs(job_id).where(TaskPosition.position < Partition.end_offset).limit(1)
+    if s.execute(behind).first() is not None:
+        return False
+    changelogs = (
+        select(Task.applied, Store.id, Partition.end_offset)
+        .join(Store, (Store.job_id == Task.job_id) & (Store.sub_topology == Task.sub_topology))
+        .join(
+            Partition,
+            (Partition.stream_id == Store.changelog_stream_id) & (Partition.partition == Task.partition),
+        )
+        .where(Task.job_id == job_id)
+    )
+    return all(applied.get(store_id, 0) >= end for applied, store_id, end in s.execute(changelogs))
+
+
+def _inputs(job_id: str) -> Select[str]:
+    return (
+        select(Task.id)
+        .join(TaskPosition, TaskPosition.task_id == Task.id)
+        .join(
+            Partition,
+            (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
+        )
+        .where(Task.job_id == job_id)
+    )
+
+
+def stream_time(s: Session, job_id: str) -> int | None:
+    """The highest stream time of the job's tasks; None before the first record."""
+    time = s.scalars(select(func.max(Task.stream_time)).where(Task.job_id == job_id)).one()
+    return None if time is None or time < 0 else time
+
+
+def tasks_of(s: Session, job_id: str) -> list[Json]:
+    """The tasks of a job in order, each with its owner, positions and counters."""
+    inputs: dict[str, list[Json]] = {}
+    columns = (TaskPosition.position, Partition.end_offset, Stream.name, TaskPosition.partition)
+    query = _inputs(job_id).add_columns(*columns).join(Stream, Stream.id == TaskPosition.stream_id)
+    for task_id, position, end, name, partition in s.execute(query):
+        at = {"stream": name, "partition": partition, "position": position, "end": end, "lag": end - position}
+        inputs.setdefault(task_id, []).append(at)
+    rows = s.execute(
+        select(Task, Slot.instance_id)
+        .outerjoin(Slot, Slot.id == Task.slot_id)
+        .where(Task.job_id == job_id)
+        .order_by(Task.sub_topology, Task.partition)
+    )
+    return [{**_describe(task, instance), "positions": inputs.get(task.id, [])} for task, instance in rows]
+
+
+def _describe(task: Task, instance_id: str | None) -> Json:
+    return {
+        "task": task.name,
+        "id": task.id,
+        "epoch": task.epoch,
+        "version": task.version,
+        "slot": task.slot_id,
+        "instance": instance_id,
+        "moving_to": task.target_slot_id,
+        "stream_time": task.stream_time,
+        "counters": task.counters,
+        "applied": task.applied,
+        "updated_ms": task.updated_ms,
+    }
+
+
+def metrics(s: Session, job_id: str) -> Json:
+    """The counters of the job's tasks, summed."""
+    total: Json = {}
+    for counters in s.scalars(select(Task.counters).where(Task.job_id == job_id)):
+        total = summed(total, counters)
+    return total
+
+
+def summed(left: Mapping[str, Any], right: Mapping[str, Any]) -> Json:
+    """Two nested counters as one: numbers of the same name are added."""
+    both = dict(left)
+    for name, value in right.items():
+        if isinstance(value, Mapping):
+            both[name] = summed(both.get(name, {}), value)
+        else:
+            both[name] = both.get(name, 0) + value
+    return both
+
+
+def transitions_of(s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100) -> list[JobTransition]:
+    """What happened to a job, latest first."""
+    query = select(JobTransition).where(JobTransition.job_id == job_id).order_by(JobTransition.id.desc()).limit(limit)
+    return list(s.scalars(query.where(JobTransition.error.is_not(None)) if errors_only else query))
+
+
+def stores_of(s: Session, job_id: str) -> list[Store]:
+    """The stores of a job, by name."""
+    return list(s.scalars(select(Store).where(Store.job_id == job_id).order_by(Store.name)))
+
+
+def streams_of(s: Session, job_id: str, role: str | None = None) -> list[Stream]:
+    """The streams that a job reads (`source`), writes (`sink`) and keeps (`internal`), each once."""
+    ids = select(JobStream.stream_id).where(JobStream.job_id == job_id)
+    ids = ids if role is None else ids.where(JobStream.role == role)
+    return list(s.scalars(select(Stream).where(Stream.id.in_(ids)).order_by(Stream.name)))
+
+
+# ---------------------------------------------------------------- from state to state
+
+
+def lock_job(s: Session, *, name: str | None = None, job_id: str | None = None) -> Job:
+    """Lock one job by name or id. Raises UnknownJob."""
+    which = Job.id == job_id if name is None else Job.name == name
+    query = select(Job).where(which).with_for_update(key_share=True).execution_options(populate_existing=True)
+    job = s.scalars(query).one_or_none()
+    if job is None:
+        raise UnknownJob(name or job_id or "")
+    return job
+
+
+def lock_tasks(s: Session, job_id: str) -> list[Task]:
+    """Lock the tasks of a job in the order of their ids."""
+    query = select(Task).where(Task.job_id == job_id).order_by(Task.id).with_for_update(key_share=True)
+    return list(s.scalars(query.execution_options(populate_existing=True)))
+
+
+def move(s: Session, job: Job, verb: str, *, reason: str = "", who: str = "", error: Json | None = None) -> None:
+    """Take a locked job through one transition. Raises IllegalTransition."""
+    allowed, state = TRANSITIONS[verb]
+    if job.state not in allowed:
+        raise IllegalTransition(job.state, verb)
+    _note(s, job, job.state, state, reason or verb, who, error)
+    job.state, job.reason = state, reason or verb
+    job.etag += 1
+    if verb in {"fail", "restart"}:
+        job.error = error
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def settle(s: Session, job: Job) -> None:
+    """Let a locked job's state follow from who owns its tasks: running, rebalancing, stopped."""
+    if job.state == DRAINING and not _live_slots(s, job.id):
+        move(s, job, "drain", reason="the last slot left")
+    if job.state not in WORKING:
+        return
+    owners = s.execute(select(Task.slot_id, Task.target_slot_id).where(Task.job_id == job.id)).all()
+    is_owned = all(owner is not None for owner, _ in owners)
+    is_moving = any(target is not None for _, target in owners)
+    if job.state == STARTING and is_owned:
+        move(s, job, "run", reason="every task has an owner")
+    elif job.state == REBALANCING and is_owned and not is_moving:
+        move(s, job, "run", reason="every task is where it should be")
+    elif job.state == RUNNING and not (is_owned and not is_moving):
+        move(s, job, "rebalance", reason="tasks move" if is_owned else "tasks lost their owner")
+
+
+def fail_job(s: Session, job: Job, error: Json) -> None:
+    """Fail a locked job for `error` (`code`, `detail`, …); one that has failed or stopped keeps its reason."""
+    if job.state in TRANSITIONS["fail"][0]:
+        move(s, job, "fail", reason=str(error.get("detail", error.get("code", ""))), error=error)
+
+
+def _live_slots(s: Session, job_id: str) -> bool:
+    live = select(Slot.id).where(Slot.job_id == job_id, Slot.state == "live").limit(1)
+    return s.scalars(live).one_or_none() is not None
+
+
+def _note(
+    s: Session, job: Job, from_state: str | None, to_state: str, reason: str, who: str, error: Json | None = None
+) -> None:
+    s.add(
+        JobTransition(
+            job_id=job.id,
+            at_ms=now_ms(s),
+            from_state=from_state,
+            to_state=to_state,
+            reason=reason,
+            who=who,
+            error=error,
+        )
+    )
+
+
+# ---------------------------------------------------------------- skipping and deleting
+
+
+def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: str | None = None) -> None:
+    """Let a failed job pass over one record of a source that it has not read yet; asking twice changes nothing.
+
+    Raises UnknownJob, IllegalTransition (not failed), UnknownPartition, InvalidSpec (read already).
+    """
+    job = lock_job(s, name=name)
+    if job.state not in MAY_SKIP:
+        raise IllegalTransition(job.state, "skip")
+    sources = {source.name: source.id for source in streams_of(s, job.id, "source")}
+    at = next((p for p in positions(s, job.id) if p.partition == partition and stream in {None, p.stream}), None)
+    if at is None:
+        raise UnknownPartition(f"{stream or '/'.join(sources)}/{partition}")
+    if not at.position <= offset < at.end:
+        detail = f"the job stands at {at.position} and the partition ends at {at.end}"
+        raise InvalidSpec([Problem("/offset", f"{offset} can not be skipped: {detail}")])
+    key = {"job_id": job.id, "stream_id": sources[at.stream], "partition": partition, "offset": offset}
+    if s.get(Skip, key) is None:
+        s.add(Skip(**key))
+
+
+def delete_job(s: Session, name: str) -> None:
+    """Delete a stopped job, its stores and internal streams; sinks stay. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    if job.state not in MAY_DELETE:
+        raise IllegalTransition(job.state, "delete")
+    tasks = [task.id for task in lock_tasks(s, job.id)]
+    internal = [stream.id for stream in streams_of(s, job.id, "internal")]
+    s.execute(delete(TaskPosition).where(TaskPosition.task_id.in_(tasks)))
+    for table in (Task, Store, Skip, JobStream, JobTransition, Rebalance, Slot):
+        s.execute(delete(table).where(table.job_id == job.id))
+    remove_streams(s, internal)
+    s.delete(job)
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))

@@ -1,0 +1,55 @@
+"""API keys: 256 random bits, shown once, kept as their SHA-256.
+
+It knows keys and the names of roles; it refuses to know what a role may do (`service.auth`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.catalog.tables import ApiKey, utc_now
+from service.streams.errors import UnknownKey
+
+
+def digest(secret: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create_key(
+    s: Session, name: str, role: str, *, ephemeral: bool = False, secret: str | None = None
+) -> tuple[ApiKey, str]:
+    """Make a key; the second is its secret, which nobody can learn again. A secret given is taken (bootstrap)."""
+    chosen = secret or secrets.token_urlsafe(32)
+    key = ApiKey(name=name, role=role, sha256=digest(chosen), ephemeral=ephemeral)
+    s.add(key)
+    s.flush()
+    return key, chosen
+
+
+def find_key(s: Session, sha256: str) -> ApiKey | None:
+    """The key with this digest, unless it is revoked."""
+    return s.scalars(select(ApiKey).where(ApiKey.sha256 == sha256, ApiKey.revoked_at.is_(None))).one_or_none()
+
+
+def list_keys(s: Session) -> list[ApiKey]:
+    """Every lasting key, revoked ones too, oldest first."""
+    return list(s.scalars(select(ApiKey).where(ApiKey.ephemeral.is_(False)).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def revoke_key(s: Session, key_id: str) -> ApiKey:
+    """Revoke a key; revoking it again changes nothing. Raises UnknownKey."""
+    key = s.get(ApiKey, key_id)
+    if key is None:
+        raise UnknownKey(key_id)
+    key.revoked_at = key.revoked_at or utc_now()
+    return key
+
+
+def drop_ephemeral_keys(s: Session) -> None:
+    """Forget the keys of processes that are no more: `up` calls this before it makes its own."""
+    s.execute(delete(ApiKey).where(ApiKey.ephemeral))

@@ -1,0 +1,282 @@
+"""Segments and their chunks: registered, published with offsets, found by offset, dropped.
+
+It knows the states of a segment (pending → published → dropped, or pending → dropped) and how offsets are given out.
+It refuses to know what is in a file and whether it is there: it is told by its writer, and the collector deletes.
+
+Locks are taken in the order of the catalog: segments by id, then partitions by (stream, partition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, delete, exists, insert, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import now_ms, stream_topic, wake
+from service.catalog.streams import lock_partitions_of
+from service.catalog.tables import ChunkRow, Partition, Segment, Slot, Stream, TaskPosition
+from service.streams.errors import SegmentNotPending, UnknownPartition
+from service.streams.records import Chunk, ChunkMeta
+
+PENDING, PUBLISHED, DROPPED = "pending", "published", "dropped"
+CHUNKS_AT_ONCE = 256
+COLLECT_AT_ONCE = 1_000
+CHUNK_COLUMNS = (
+    Segment.path,
+    ChunkRow.segment_id,
+    ChunkRow.idx,
+    ChunkRow.byte_offset,
+    ChunkRow.byte_length,
+    ChunkRow.crc32,
+    ChunkRow.first_offset,
+    ChunkRow.records,
+)  # in the order of Chunk's fields
+
+
+class Published(NamedTuple):
+    """Where the records of one chunk are now: offsets [first_offset, end_offset)."""
+
+    stream_id: str
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
+class ChunkRange(NamedTuple):
+    """Chunks that hold the records from an offset on, and what the partition holds at all."""
+
+    chunks: list[Chunk]
+    start_offset: int
+    end_offset: int
+
+
+# ---------------------------------------------------------------- writing
+
+
+def register_segments(s: Session, writer: str, segments: Iterable[tuple[str, str]]) -> None:
+    """Announce segments (id, path) before they are written; announcing one again changes nothing."""
+    wanted = dict(segments)
+    known = set(s.scalars(select(Segment.id).where(Segment.id.in_(wanted))))
+    at = now_ms(s)
+    rows = [
+        {"id": i, "path": path, "state": PENDING, "writer": writer, "created_ms": at}
+        for i, path in wanted.items()
+        if i not in known
+    ]
+    if rows:
+        s.execute(insert(Segment), rows)
+
+
+def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMeta]) -> list[Published]:  # noqa: A002
+    """Publish a pending segment: its chunks get the next offsets of their partitions.
+
+    Publishing one that is published gets the first answer. Raises SegmentNotPending, UnknownPartition.
+    """
+    state = lock_segments(s, [segment_id]).get(segment_id)
+    if state == PUBLISHED:
+        return _published_before(s, segment_id)
+    if state != PENDING:
+        raise SegmentNotPending(segment_id, state)
+    log = Appender(s, {(chunk.stream_id, chunk.partition) for chunk in chunks})
+    missing = log.missing(chunks)
+    if missing is not None:
+        raise UnknownPartition(f"{missing.stream_id}/{missing.partition}")
+    published = log.append(segment_id, bytes, chunks)
+    log.write()
+    return published
+
+
+def lock_segments(s: Session, segment_ids: Collection[str]) -> dict[str, str]:
+    """Lock segments in the order of their ids; id → state of those that are registered."""
+    query = select(Segment.id, Segment.state).where(Segment.id.in_(sorted(segment_ids))).order_by(Segment.id)
+    return {row.id: row.state for row in s.execute(query.with_for_update(key_share=True))}
+
+
+class Appender:
+    """Partitions that this transaction has locked, and what it appends to them: decided first, written at once."""
+
+    def __init__(self, s: Session, partitions: Collection[tuple[str, int]]) -> None:
+        self._s = s
+        self._rows = _lock_ends(s, sorted(partitions)) if partitions else {}
+        self._grown: set[tuple[str, int]] = set()
+        self._chunks: list[dict[str, Any]] = []
+        self._segments: list[dict[str, Any]] = []
+
+    def missing(self, chunks: Iterable[ChunkMeta]) -> ChunkMeta | None:
+        """The first chunk whose partition does not exist."""
+        return next((chunk for chunk in chunks if (chunk.stream_id, chunk.partition) not in self._rows), None)
+
+    def append(self, segment_id: str, size: int, chunks: Sequence[ChunkMeta]) -> list[Published]:
+        """Give the chunks of a pending segment their offsets, in the order given."""
+        self._segments.append({"id": segment_id, "state": PUBLISHED, "bytes": size})
+        return [self._append(segment_id, index, chunk) for index, chunk in enumerate(chunks)]
+
+    def write(self) -> None:
+        """Put it all into the tables, and wake who reads the streams."""
+        if self._segments:
+            at = now_ms(self._s)
+            self._s.execute(update(Segment), [{**row, "published_ms": at} for row in self._segments])
+        if self._chunks:
+            self._s.execute(insert(ChunkRow), self._chunks)
+            self._s.execute(update(Partition), [self._rows[pair] for pair in sorted(self._grown)])
+            wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
+
+    def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:
+        pair = (chunk.stream_id, chunk.partition)
+        row = self._rows[pair]
+        first = row["end_offset"]
+        row["end_offset"] = end = first + chunk.records
+        row["bytes"] += chunk.byte_length
+        row["records"] += chunk.records
+        self._grown.add(pair)
+        self._chunks.append(
+            {**chunk._asdict(), "segment_id": segment_id, "idx": index, "first_offset": first, "end_offset": end}
+        )
+        return Published(*pair, first, end)
+
+
+def _lock_ends(s: Session, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], dict[str, Any]]:
+    key = (Partition.stream_id, Partition.partition)
+    query = select(*key, Partition.end_offset, Partition.bytes, Partition.records).where(tuple_(*key).in_(pairs))
+    rows = s.execute(query.order_by(*key).with_for_update(key_share=True))
+    return {(row.stream_id, row.partition): dict(row._mapping) for row in rows}
+
+
+def _published_before(s: Session, segment_id: str) -> list[Published]:
+    """The first answer: what the chunks of a published segment got. Empty once retention has taken them."""
+    query = select(ChunkRow.stream_id, ChunkRow.partition, ChunkRow.first_offset, ChunkRow.end_offset)
+    rows = s.execute(query.where(ChunkRow.segment_id == segment_id).order_by(ChunkRow.idx))
+    return [Published(*row) for row in rows]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> ChunkRange:
+    """Chunks that hold the records from `offset` on, at least one and as many as `max_records` need.
+
+    The first one may begin before `offset`. No chunk: nothing is there yet, or `offset` lies beyond the end. An
+    `offset` below `start_offset` is answered from the start: the caller judges. Raises UnknownPartition.
+    """
+    bounds = s.execute(
+        select(Partition.start_offset, Partition.end_offset).where(
+            Partition.stream_id == stream_id, Partition.partition == partition
+        )
+    ).one_or_none()
+    if bounds is None:
+        raise UnknownPartition(f"{stream_id}/{partition}")
+    chunks = [] if offset >= bounds.end_offset else _chunks(s, stream_id, partition, offset, max_records)
+    return ChunkRange(chunks, bounds.start_offset, bounds.end_offset)
+
+
+def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> list[Chunk]:
+    query = (
+        select(*CHUNK_COLUMNS)
+        .join(Segment, Segment.id == ChunkRow.segment_id)
+        .where(ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.end_offset > offset)
+        .order_by(ChunkRow.end_offset)
+        .limit(CHUNKS_AT_ONCE)
+    )
+    found: list[Chunk] = []
+    records = 0
+    for row in s.execute(query):
+        chunk = Chunk(*row)
+        found.append(chunk)
+        records += chunk.records - max(0, offset - chunk.first_offset)
+        if records >= max_records:
+            break
+    return found
+
+
+# ---------------------------------------------------------------- retention and the collector
+
+
+def truncate_by_retention(s: Session) -> int:
+    """Remove the oldest chunks of streams with a `retention_ms`, counted from when they were published.
+
+    Never beyond the position of an existing job, whatever its state, unless the stream says
+    `retention_overrides_jobs`. Records keep the time of their publishing, not their timestamp, so that a load of old
+    records is not gone at once. Returns how many chunks went.
+    """
+    query = select(Stream).where(Stream.retention_ms.is_not(None)).order_by(Stream.id)
+    return sum(
+        _truncate(s, stream, partition)
+        for stream in s.scalars(query).all()
+        for partition in lock_partitions_of(s, [stream.id])
+    )
+
+
+def _truncate(s: Session, stream: Stream, partition: Partition) -> int:
+    limit = partition.end_offset if stream.retention_overrides_jobs else _lowest_position(s, partition)
+    expired = _expired(s, stream, partition, limit)
+    if not expired:
+        return 0
+    partition.start_offset = expired[-1].end_offset
+    partition.records -= sum(chunk.records for chunk in expired)
+    partition.bytes -= sum(chunk.byte_length for chunk in expired)
+    s.execute(
+        delete(ChunkRow).where(
+            ChunkRow.stream_id == stream.id,
+            ChunkRow.partition == partition.partition,
+            ChunkRow.end_offset <= partition.start_offset,
+        )
+    )
+    return len(expired)
+
+
+def _lowest_position(s: Session, partition: Partition) -> int:
+    query = select(TaskPosition.position).where(
+        TaskPosition.stream_id == partition.stream_id, TaskPosition.partition == partition.partition
+    )
+    return min(s.scalars(query), default=partition.end_offset)
+
+
+def _expired(s: Session, stream: Stream, partition: Partition, limit: int) -> list[ChunkRow]:
+    """The chunks at the start of the partition that are too old, up to the offset `limit`."""
+    before = now_ms(s) - (stream.retention_ms or 0)
+    query = (
+        select(ChunkRow, Segment.published_ms)
+        .join(Segment, Segment.id == ChunkRow.segment_id)
+        .where(ChunkRow.stream_id == stream.id, ChunkRow.partition == partition.partition)
+        .where(ChunkRow.end_offset <= limit)
+        .order_by(ChunkRow.end_offset)
+        .limit(COLLECT_AT_ONCE)
+    )
+    old = takewhile(lambda row: (row.published_ms or 0) < before, s.execute(query))
+    return [row.ChunkRow for row in old]
+
+
+def drop_unreferenced(s: Session) -> int:
+    """Drop published segments none of whose chunks is left. Returns how many."""
+    is_referenced = exists().where(ChunkRow.segment_id == Segment.id)
+    return _drop(s, select(Segment.id).where(Segment.state == PUBLISHED, ~is_referenced))
+
+
+def drop_stale_pending(s: Session, ttl_ms: int) -> int:
+    """Drop segments that were announced more than `ttl_ms` ago and never published; those of live slots stay,
+    for a slot announces ahead of its need. Returns how many."""
+    old = (Segment.state == PENDING) & (Segment.created_ms < now_ms(s) - ttl_ms)
+    is_live = exists().where(Slot.id == Segment.writer, Slot.state == "live")
+    return _drop(s, select(Segment.id).where(old, ~is_live))
+
+
+def _drop(s: Session, query: Select[str]) -> int:
+    ids = s.scalars(query.limit(COLLECT_AT_ONCE).with_for_update(skip_locked=True, of=Segment)).all()
+    if ids:
+        s.execute(update(Segment).where(Segment.id.in_(ids)).values(state=DROPPED, dropped_ms=now_ms(s)))
+    return len(ids)
+
+
+def deletable(s: Session, delay_ms: int) -> list[tuple[str, str]]:
+    """Segments (id, path) that were dropped more than `delay_ms` ago: their files may go."""
+    query = select(Segment.id, Segment.path).where(Segment.state == DROPPED, Segment.dropped_ms <= now_ms(s) - delay_ms)
+    return [(i, path) for i, path in s.execute(query.order_by(Segment.dropped_ms).limit(COLLECT_AT_ONCE))]
+
+
+def forget(s: Session, segment_ids: Collection[str]) -> int:
+    """Forget dropped segments whose files are deleted."""
+    gone = delete(Segment).where(Segment.id.in_(segment_ids), Segment.state == DROPPED).returning(Segment.id)
+    return len(s.scalars(gone).all())

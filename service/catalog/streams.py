@@ -1,0 +1,137 @@
+"""Streams and their partitions: made, described, changed, deleted.
+
+It knows names, settings and who uses a stream; it refuses to know what is in a stream (`segments`) and what a valid
+name is (the API).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.catalog.tables import ChunkRow, IngestKey, Job, JobStream, Json, Partition, Stream
+from service.streams.errors import InternalStream, StaleTag, StreamExists, StreamInUse, UnknownStream
+
+HOUR_MS = 3_600_000
+
+
+def create_stream(
+    s: Session,
+    name: str,
+    *,
+    partitions: int,
+    retention_ms: int | None = None,
+    fields: Json | None = None,
+    max_future_ms: int = HOUR_MS,
+    kind: str = "user",
+    job_id: str | None = None,
+) -> Stream:
+    """Make a stream with empty partitions. Raises StreamExists."""
+    if find_stream(s, name) is not None:
+        raise StreamExists(name)
+    stream = Stream(
+        name=name,
+        partitions=partitions,
+        retention_ms=retention_ms,
+        fields=fields,
+        max_future_ms=max_future_ms,
+        kind=kind,
+        job_id=job_id,
+    )
+    s.add(stream)
+    s.flush()
+    s.execute(insert(Partition), [{"stream_id": stream.id, "partition": p} for p in range(partitions)])
+    return stream
+
+
+def find_stream(s: Session, name: str) -> Stream | None:
+    """The stream of this name, if there is one."""
+    return s.scalars(select(Stream).where(Stream.name == name)).one_or_none()
+
+
+def get_stream(s: Session, name: str) -> Stream:
+    """The stream of this name. Raises UnknownStream."""
+    stream = find_stream(s, name)
+    if stream is None:
+        raise UnknownStream(name)
+    return stream
+
+
+def list_streams(s: Session, *, limit: int = 100, after: str | None = None) -> list[Stream]:
+    """Streams in the order of their names, beyond `after`."""
+    query = select(Stream).order_by(Stream.name).limit(limit)
+    return list(s.scalars(query if after is None else query.where(Stream.name > after)))
+
+
+def partitions_of(s: Session, stream_id: str) -> list[Partition]:
+    """The partitions of a stream, in order."""
+    query = select(Partition).where(Partition.stream_id == stream_id).order_by(Partition.partition)
+    return list(s.scalars(query))
+
+
+def update_stream(s: Session, name: str, expected_etag: int | None = None, **changes: Any) -> Stream:
+    """Change `retention_ms`, `fields`, `max_future_ms` or `retention_overrides_jobs`.
+
+    Raises UnknownStream, StaleTag, InternalStream.
+    """
+    stream = _own_stream(s, name)
+    if expected_etag is not None and stream.etag != expected_etag:
+        raise StaleTag(name)
+    for column, value in changes.items():
+        setattr(stream, column, value)
+    stream.etag += 1
+    return stream
+
+
+def mark_custom_partitioning(s: Session, stream_id: str) -> None:
+    """Remember that a writer chose partitions itself: equal keys may lie in several."""
+    query = update(Stream).where(Stream.id == stream_id, Stream.custom_partitioning.is_(False))
+    s.execute(query.values(custom_partitioning=True, etag=Stream.etag + 1))
+
+
+def delete_stream(s: Session, name: str) -> None:
+    """Delete a stream that no job reads or writes. Raises UnknownStream, InternalStream, StreamInUse."""
+    stream = _own_stream(s, name, to_delete=True)
+    lock_partitions_of(s, [stream.id])
+    users = s.scalars(
+        select(Job.name).join(JobStream, JobStream.job_id == Job.id).where(JobStream.stream_id == stream.id)
+    )
+    names = sorted(set(users))
+    if names:
+        raise StreamInUse(name, names)
+    remove_streams(s, [stream.id])
+
+
+def remove_streams(s: Session, stream_ids: Sequence[str]) -> None:
+    """Remove streams and what they hold; the collector drops the segments that nothing refers to any more."""
+    lock_partitions_of(s, stream_ids)
+    s.execute(delete(ChunkRow).where(ChunkRow.stream_id.in_(stream_ids)))
+    s.execute(delete(IngestKey).where(IngestKey.stream_id.in_(stream_ids)))
+    s.execute(delete(Partition).where(Partition.stream_id.in_(stream_ids)))
+    s.execute(delete(Stream).where(Stream.id.in_(stream_ids)))
+
+
+def lock_partitions_of(s: Session, stream_ids: Iterable[str]) -> list[Partition]:
+    """Lock every partition of these streams, in the order of their ids, and read them."""
+    query = (
+        select(Partition)
+        .where(Partition.stream_id.in_(sorted(stream_ids)))
+        .order_by(Partition.stream_id, Partition.partition)
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    )
+    return list(s.scalars(query))
+
+
+def _own_stream(s: Session, name: str, *, to_delete: bool = False) -> Stream:
+    """A stream that people may change, locked; `to_delete`: also against a job that is about to refer to it."""
+    query = select(Stream).where(Stream.name == name).with_for_update(key_share=not to_delete)
+    stream = s.scalars(query.execution_options(populate_existing=True)).one_or_none()
+    if stream is None:
+        raise UnknownStream(name)
+    if stream.kind != "user":
+        raise InternalStream(name)
+    return stream

@@ -1,0 +1,325 @@
+"""The tables of the catalog, as the code sees them; `migrations/` makes them.
+
+It knows columns, keys and what an id refers to; it refuses to know any rule about how rows change.
+Ids are UUIDs in hex, made when the row is made: a name can be given twice, an id never. Times are integer
+milliseconds of the database's clock, but for `created_at` and its like, which people read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, ForeignKeyConstraint, Index, Integer, MetaData, Text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+Json = dict[str, Any]
+
+
+def new_id() -> str:
+    """An id that no other row, in any catalog, has."""
+    return uuid.uuid4().hex
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Moment(TypeDecorator[datetime]):
+    """A UTC time; SQLite stores no zone, so it is put back on the way out."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)
+
+
+Serial = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER PRIMARY KEY counts by itself there
+
+
+class Table(DeclarativeBase):
+    """Every table of the catalog."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {str: Text(), int: BigInteger(), datetime: Moment(), Json: JSON(none_as_null=True)}
+
+
+class Meta(Table):
+    """Facts about the catalog itself: `lineage`, `coordinator_seen_ms`."""
+
+    __tablename__ = "meta"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+
+class Stream(Table):
+    """`kind` is `user`, or what made an internal stream: `changelog`, `dropped`, `repartition`."""
+
+    __tablename__ = "streams"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str] = mapped_column(default="user")
+    partitions: Mapped[int] = mapped_column(Integer)
+    retention_ms: Mapped[int | None]
+    fields: Mapped[Json | None]
+    max_future_ms: Mapped[int]
+    job_id: Mapped[str | None] = mapped_column(index=True)
+    custom_partitioning: Mapped[bool] = mapped_column(default=False)
+    retention_overrides_jobs: Mapped[bool] = mapped_column(default=False)
+    etag: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class Partition(Table):
+    """Where a partition starts and ends; `bytes` and `records` count what is between."""
+
+    __tablename__ = "partitions"
+
+    stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    start_offset: Mapped[int] = mapped_column(default=0)
+    end_offset: Mapped[int] = mapped_column(default=0)
+    bytes: Mapped[int] = mapped_column(default=0)
+    records: Mapped[int] = mapped_column(default=0)
+
+
+class Segment(Table):
+    """`pending` before it is written, `published` with its chunks, `dropped` before the collector deletes it."""
+
+    __tablename__ = "segments"
+    __table_args__ = (Index(None, "state", "created_ms"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    path: Mapped[str]
+    state: Mapped[str]
+    writer: Mapped[str]
+    bytes: Mapped[int] = mapped_column(default=0)
+    created_ms: Mapped[int]
+    published_ms: Mapped[int | None]
+    dropped_ms: Mapped[int | None]
+
+
+class ChunkRow(Table):
+    """One published record batch. Keyed by its end, for every reader asks what lies beyond an offset."""
+
+    __tablename__ = "chunks"
+    __table_args__ = (
+        ForeignKeyConstraint(["stream_id", "partition"], ["partitions.stream_id", "partitions.partition"]),
+        {"sqlite_with_rowid": False},
+    )
+
+    stream_id: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer, primary_key=True)
+    end_offset: Mapped[int] = mapped_column(primary_key=True)
+    first_offset: Mapped[int]
+    segment_id: Mapped[str] = mapped_column(ForeignKey("segments.id"), index=True)
+    idx: Mapped[int] = mapped_column(Integer)
+    records: Mapped[int]
+    min_timestamp: Mapped[int]
+    max_timestamp: Mapped[int]
+    byte_offset: Mapped[int]
+    byte_length: Mapped[int]
+    crc32: Mapped[int]
+
+
+class IngestKey(Table):
+    """What was answered to an Idempotency-Key, and to which body."""
+
+    __tablename__ = "ingest_keys"
+
+    api_key_id: Mapped[str] = mapped_column(primary_key=True)
+    stream_id: Mapped[str] = mapped_column(primary_key=True)
+    idempotency_key: Mapped[str] = mapped_column(primary_key=True)
+    body_sha256: Mapped[str]
+    response: Mapped[Json]
+    created_ms: Mapped[int] = mapped_column(index=True)
+
+
+class Job(Table):
+    """`spec` is the body as it was posted and completed, `topology` what it was compiled to."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(unique=True)
+    spec: Mapped[Json]
+    spec_sha256: Mapped[str]
+    topology: Mapped[Json]
+    state: Mapped[str]
+    reason: Mapped[str] = mapped_column(default="")
+    error: Mapped[Json | None]
+    generation: Mapped[int] = mapped_column(default=0)
+    parallelism: Mapped[int | None] = mapped_column(Integer)
+    max_batch_records: Mapped[int]
+    etag: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class JobStream(Table):
+    """Which streams a job reads (`source`), writes (`sink`) and keeps (`internal`)."""
+
+    __tablename__ = "job_streams"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True, index=True)
+    role: Mapped[str] = mapped_column(primary_key=True)
+
+
+class JobTransition(Table):
+    """A change of a job's state: why, and by whom; `error` when it is why."""
+
+    __tablename__ = "job_transitions"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    at_ms: Mapped[int]
+    from_state: Mapped[str | None]
+    to_state: Mapped[str]
+    reason: Mapped[str]
+    who: Mapped[str]
+    error: Mapped[Json | None]
+
+
+class Skip(Table):
+    """A source record that a job shall pass over."""
+
+    __tablename__ = "skips"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    offset: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class Store(Table):
+    """The state of one operator; its truth is its changelog stream."""
+
+    __tablename__ = "stores"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(unique=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    operator: Mapped[str]
+    type: Mapped[str]
+    kind: Mapped[str]
+    sub_topology: Mapped[int] = mapped_column(Integer)
+    changelog_stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"))
+    spec: Mapped[Json]
+
+
+class Task(Table):
+    """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
+
+    `target_slot_id` is the slot to hand it to when its owner next asks for work; `last_instance_id` outlives the
+    owner, for replicas do.
+    """
+
+    __tablename__ = "tasks"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    name: Mapped[str]
+    sub_topology: Mapped[int] = mapped_column(Integer)
+    partition: Mapped[int] = mapped_column(Integer)
+    epoch: Mapped[int] = mapped_column(default=0)
+    version: Mapped[int] = mapped_column(default=0)
+    slot_id: Mapped[str | None] = mapped_column(index=True)
+    target_slot_id: Mapped[str | None]
+    last_instance_id: Mapped[str | None]
+    last_commit_id: Mapped[str | None]
+    last_commit_result: Mapped[Json | None]
+    counters: Mapped[Json] = mapped_column(default=dict)
+    applied: Mapped[Json] = mapped_column(default=dict)
+    stream_time: Mapped[int] = mapped_column(default=-1)
+    updated_ms: Mapped[int]
+
+
+class TaskPosition(Table):
+    """How far a task has read an input: the offset of the next record."""
+
+    __tablename__ = "task_positions"
+    __table_args__ = (
+        ForeignKeyConstraint(["stream_id", "partition"], ["partitions.stream_id", "partitions.partition"]),
+        Index(None, "stream_id", "partition"),
+    )
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    stream_id: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer, primary_key=True)
+    position: Mapped[int]
+
+
+class Instance(Table):
+    """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is."""
+
+    __tablename__ = "instances"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(unique=True)
+    incarnation: Mapped[str]
+    host: Mapped[str]
+    cores: Mapped[int] = mapped_column(Integer)
+    tags: Mapped[Json]
+    spark: Mapped[Json]
+    state: Mapped[str]
+    lease_ms: Mapped[int]
+    lease_until_ms: Mapped[int]
+    joined_ms: Mapped[int]
+
+
+class Slot(Table):
+    """A resident Spark task of a job; a new one with the same instance, job and index takes its place."""
+
+    __tablename__ = "slots"
+    __table_args__ = (Index(None, "job_id", "state"), Index(None, "instance_id", "state"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    slot_index: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str]
+    lease_ms: Mapped[int]
+    lease_until_ms: Mapped[int]
+    joined_ms: Mapped[int]
+    gone_ms: Mapped[int | None]
+
+
+class Rebalance(Table):
+    """One round of assignment: why, what moved, how long until the last hand-over (null: not yet)."""
+
+    __tablename__ = "rebalances"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    generation: Mapped[int]
+    at_ms: Mapped[int]
+    reason: Mapped[str]
+    moved: Mapped[Json]
+    took_ms: Mapped[int | None]
+
+
+class ApiKey(Table):
+    """A key is known by its SHA-256; an ephemeral one belongs to a running process."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    name: Mapped[str]
+    role: Mapped[str]
+    sha256: Mapped[str] = mapped_column(unique=True)
+    ephemeral: Mapped[bool] = mapped_column(default=False)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    revoked_at: Mapped[datetime | None]

@@ -1,0 +1,315 @@
+"""What tasks have to do, and the commit of what they did.
+
+It knows positions, epochs, versions and offsets; it refuses to know who should own a task (`service.coordinator`) and
+what an operator does. Shapes are those of the slot protocol, as JSON.
+
+A commit is accepted when the slot holds the task under the epoch and version that the catalog holds, its positions
+begin where the stored ones are, and its segment is pending. Each commit of a request is judged alone, before
+anything of it is written. Repeating the id of a task's last commit gets the first answer; a writer asks again
+before it commits anything else, so nothing older can be asked for.
+
+Locks are taken in the order of the catalog: tasks by id, segments by id, partitions by (stream, partition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict, cast
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import now_ms, progress_topic, wake
+from service.catalog.jobs import summed
+from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
+from service.catalog.tables import Json, Partition, Skip, Store, Task, TaskPosition
+from service.streams.records import ChunkMeta
+
+Move = TypedDict("Move", {"stream_id": str, "partition": int, "from": int, "to": int})
+
+
+class SegmentToPublish(TypedDict):
+    """A registered segment; its chunks (ChunkMeta as JSON) in the order of the file."""
+
+    id: str
+    bytes: int
+    chunks: Sequence[Mapping[str, Any]]
+
+
+class TaskCommit(TypedDict):
+    """What a task did in one batch: inputs moved, at most one segment to publish."""
+
+    commit_id: str
+    task: str
+    epoch: int
+    version: int
+    positions: Sequence[Move]
+    segment: SegmentToPublish | None
+    counters: NotRequired[Json]
+    stream_time: NotRequired[int]
+    applied: NotRequired[dict[str, int]]
+
+
+class Verdict(TypedDict):
+    """What became of a commit; `version` is the one that the catalog holds now."""
+
+    task: str
+    commit_id: str
+    status: str
+    reason: str | None
+    version: int | None
+    published: list[Json]
+
+
+@dataclass(slots=True)
+class Input:
+    """One partition that a task reads: where it stands, and what is there."""
+
+    stream_id: str
+    partition: int
+    position: int
+    start: int
+    end: int
+
+
+# ---------------------------------------------------------------- what there is to do
+
+
+@dataclass(slots=True)
+class Assigned:
+    """A task of a slot, as one poll sees it."""
+
+    id: str
+    name: str
+    sub_topology: int
+    partition: int
+    epoch: int
+    version: int
+    target_slot_id: str | None
+    applied: Json
+    inputs: list[Input]
+
+    @property
+    def is_truncated(self) -> bool:
+        """Retention went past its position: what it should read is gone."""
+        return any(at.position < at.start for at in self.inputs)
+
+    @property
+    def input_with_work(self) -> Input | None:
+        return next((at for at in self.inputs if at.position < at.end), None)
+
+
+_TASK = (Task.id, Task.name, Task.sub_topology, Task.partition, Task.epoch, Task.version, Task.target_slot_id)
+_OWNED = (
+    select(*_TASK, Task.applied)
+    .add_columns(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
+    .add_columns(Partition.start_offset, Partition.end_offset)
+    .join(TaskPosition, TaskPosition.task_id == Task.id)
+    .join(
+        Partition,
+        (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
+    )
+    .order_by(Task.sub_topology, Task.partition, TaskPosition.stream_id)
+)
+_CHANGELOGS = (
+    select(Task.id, Store.name, Store.changelog_stream_id, Task.partition, Partition.end_offset)
+    .join(Store, (Store.job_id == Task.job_id) & (Store.sub_topology == Task.sub_topology))
+    .join(
+        Partition,
+        (Partition.stream_id == Store.changelog_stream_id) & (Partition.partition == Task.partition),
+    )
+)
+
+
+def assigned_to(s: Session, slot_id: str) -> list[Assigned]:
+    """The tasks of a slot with their inputs; one query."""
+    tasks: dict[str, Assigned] = {}
+    for i, name, sub, p, epoch, version, target, applied, *at in s.execute(_OWNED.where(Task.slot_id == slot_id)):
+        if i not in tasks:
+            tasks[i] = Assigned(i, name, sub, p, epoch, version, target, applied, [])
+        tasks[i].inputs.append(Input(*at))
+    return list(tasks.values())
+
+
+def describe(
+    s: Session, slot_id: str, tasks: Sequence[Assigned], *, job_id: str, max_records: int, has_skips: bool
+) -> list[Json]:
+    """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none."""
+    changelogs: dict[str, Json] = {task.id: {} for task in tasks}
+    for task_id, name, stream_id, partition, end in s.execute(_CHANGELOGS.where(Task.slot_id == slot_id)):
+        if task_id in changelogs:
+            changelogs[task_id][name] = {"stream_id": stream_id, "partition": partition, "end": end}
+    return [
+        {
+            "task": task.id,
+            "name": task.name,
+            "sub_topology": task.sub_topology,
+            "partition": task.partition,
+            "epoch": task.epoch,
+            "version": task.version,
+            "inputs": [_describe_input(at) for at in task.inputs],
+            "work": _work(s, task.input_with_work, max_records),
+            "changelogs": changelogs[task.id],
+            "skips": _skips(s, job_id, task) if has_skips else [],
+        }
+        for task in tasks
+    ]
+
+
+def _describe_input(at: Input) -> Json:
+    return {"stream_id": at.stream_id, "partition": at.partition, "position": at.position, "end": at.end}
+
+
+def _work(s: Session, at: Input | None, max_records: int) -> Json | None:
+    """The next range [from, to) of an input and the chunks that hold it: at most `max_records` records."""
+    if at is None or max_records <= 0:
+        return None
+    chunks, _, _ = chunks_from(s, at.stream_id, at.partition, at.position, max_records)
+    last = chunks[-1].first_offset + chunks[-1].records
+    return {
+        "stream_id": at.stream_id,
+        "partition": at.partition,
+        "from": at.position,
+        "to": min(last, max(at.position, chunks[0].first_offset) + max_records),
+        "chunks": [chunk._asdict() for chunk in chunks],
+    }
+
+
+def _skips(s: Session, job_id: str, task: Assigned) -> list[int]:
+    skipped = select(Skip.stream_id, Skip.partition, Skip.offset).where(Skip.job_id == job_id)
+    ahead = {(at.stream_id, at.partition): at.position for at in task.inputs}
+    return sorted(offset for stream, p, offset in s.execute(skipped) if offset >= ahead.get((stream, p), offset + 1))
+
+
+def note_applied(s: Session, tasks: Iterable[Task], applied: Mapping[str, Mapping[str, int]]) -> None:
+    """Keep how far the replicas of locked tasks are (task id → store id → changelog position)."""
+    for task in tasks:
+        found = {**task.applied, **applied.get(task.id, {})}
+        if found != task.applied:
+            task.applied = found
+            wake(s, progress_topic(task.job_id))
+
+
+# ---------------------------------------------------------------- what was done
+
+
+def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> list[Verdict]:
+    """Judge each commit alone and write what is accepted; the verdicts come in the order of the commits."""
+    return _Committing(s, slot_id, commits).run()
+
+
+def lock_tasks_by_id(s: Session, task_ids: Iterable[str]) -> dict[str, Task]:
+    """Lock tasks in the order of their ids."""
+    query = select(Task).where(Task.id.in_(sorted(task_ids))).order_by(Task.id).with_for_update(key_share=True)
+    return {task.id: task for task in s.scalars(query.execution_options(populate_existing=True))}
+
+
+class _Committing:
+    """One request of commits: everything it may touch is locked first, in order, then each is judged in memory."""
+
+    def __init__(self, s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> None:
+        self._s, self._slot_id, self._commits = s, slot_id, commits
+        self._at_ms = now_ms(s)
+        self._tasks = lock_tasks_by_id(s, {commit["task"] for commit in commits})
+        self._inputs = self._read_inputs()
+        segments = [commit["segment"] for commit in commits if commit["segment"] is not None]
+        self._segments = lock_segments(s, {segment["id"] for segment in segments}) if segments else {}
+        chunks = [chunk for segment in segments for chunk in segment["chunks"]]
+        self._log = Appender(s, {(chunk["stream_id"], chunk["partition"]) for chunk in chunks})
+
+    def run(self) -> list[Verdict]:
+        verdicts = [self._judge(commit) for commit in self._commits]
+        self._s.flush()
+        self._log.write()
+        return verdicts
+
+    def _read_inputs(self) -> dict[tuple[str, str, int], Input]:
+        query = (
+            select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
+            .add_columns(Partition.start_offset, Partition.end_offset)
+            .join(
+                Partition,
+                (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
+            )
+            .where(TaskPosition.task_id.in_(sorted(self._tasks)))
+        )
+        return {(row[0], row[1], row[2]): Input(*row[1:]) for row in self._s.execute(query)}
+
+    def _judge(self, commit: TaskCommit) -> Verdict:
+        task = self._tasks.get(commit["task"])
+        if task is not None and task.last_commit_id == commit["commit_id"] and task.last_commit_result is not None:
+            return cast(Verdict, task.last_commit_result)
+        reason = "unknown_task" if task is None else self._objection(task, commit)
+        if task is None or reason is not None:
+            return _verdict(commit, "refused", reason, None if task is None else task.version, [])
+        return self._accept(task, commit)
+
+    def _objection(self, task: Task, commit: TaskCommit) -> str | None:
+        """Why a commit can not be accepted; None when it can."""
+        if task.slot_id != self._slot_id or task.epoch != commit["epoch"]:
+            return "stale_epoch"
+        if task.version != commit["version"]:
+            return "stale_version"
+        for moved in commit["positions"]:
+            at = self._inputs.get((task.id, moved["stream_id"], moved["partition"]))
+            if at is None or at.position != moved["from"] or not at.position <= moved["to"] <= at.end:
+                return "wrong_position"
+        return self._objection_to_segment(commit["segment"])
+
+    def _objection_to_segment(self, segment: SegmentToPublish | None) -> str | None:
+        if segment is None:
+            return None
+        if self._segments.get(segment["id"]) != PENDING:
+            return "segment_not_pending"
+        chunks = _metas(segment)
+        if any(chunk.records < 1 for chunk in chunks):
+            return "empty_chunk"
+        return None if self._log.missing(chunks) is None else "unknown_partition"
+
+    def _accept(self, task: Task, commit: TaskCommit) -> Verdict:
+        segment, published = commit["segment"], []
+        if segment is not None:
+            published = self._log.append(segment["id"], segment["bytes"], _metas(segment))
+            self._segments[segment["id"]] = PUBLISHED
+        for moved in commit["positions"]:
+            self._move(task, moved)
+        task.version += 1
+        verdict = _verdict(commit, "accepted", None, task.version, [at._asdict() for at in published])
+        task.last_commit_id, task.last_commit_result = commit["commit_id"], dict(verdict)
+        task.counters = summed(task.counters, commit.get("counters") or {})
+        task.applied = {**task.applied, **(commit.get("applied") or {})}
+        task.stream_time = max(task.stream_time, commit.get("stream_time", -1))
+        task.updated_ms = self._at_ms
+        wake(self._s, progress_topic(task.job_id))
+        return verdict
+
+    def _move(self, task: Task, moved: Move) -> None:
+        self._inputs[task.id, moved["stream_id"], moved["partition"]].position = moved["to"]
+        self._s.execute(
+            update(TaskPosition)
+            .where(
+                TaskPosition.task_id == task.id,
+                TaskPosition.stream_id == moved["stream_id"],
+                TaskPosition.partition == moved["partition"],
+            )
+            .values(position=moved["to"])
+            .execution_options(synchronize_session=False)
+        )
+
+
+def _metas(segment: SegmentToPublish) -> list[ChunkMeta]:
+    return [ChunkMeta(**chunk) for chunk in segment["chunks"]]
+
+
+def _verdict(
+    commit: TaskCommit, status: str, reason: str | None, version: int | None, published: list[Json]
+) -> Verdict:
+    return {
+        "task": commit["task"],
+        "commit_id": commit["commit_id"],
+        "status": status,
+        "reason": reason,
+        "version": version,
+        "published": published,
+    }

@@ -1,0 +1,176 @@
+"""The `millrace` command.
+
+Knows its sub-commands and how they say that something is wrong: one line on stderr, exit code 1 (2 for usage).
+Refuses to know more: each of them is a few lines over a module that does the work.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import orjson
+import typer
+import uvloop
+from pydantic import ValidationError
+
+from service.settings import Settings
+
+app = typer.Typer(
+    name="millrace",
+    help="Stateful stream operators as a REST service.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+tokens = typer.Typer(help="API keys: make, list, revoke.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+
+DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"
+
+
+@app.command()
+def up(
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    data_dir: Path = Path("./millrace-data"),
+    instances: int = 1,
+    cores: int | None = None,
+) -> None:
+    """Run everything here: the API and INSTANCES Spark applications, on SQLite and a local folder."""
+    from service import embedded, logs
+
+    settings = _settings(host=host, port=port, data_dir=data_dir)
+    logs.configure(settings.log_level)
+    try:
+        with embedded.data_dir_lock(settings.data_dir.absolute()):
+            uvloop.run(embedded.up(settings, instances=instances, cores=cores, announce=_announce))
+    except (embedded.DataDirBusy, OSError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def api(host: str = "127.0.0.1", port: int = 8080) -> None:
+    """Run the API alone, on the catalog and storage that MILLRACE_* name."""
+    from service import embedded, logs
+
+    settings = _settings(host=host, port=port)
+    logs.configure(settings.log_level)
+    try:
+        uvloop.run(embedded.serve(settings, announce=_announce))
+    except (embedded.CatalogNotCurrent, OSError) as error:
+        _fail(str(error))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def instance(
+    context: typer.Context,
+    api: Annotated[str, typer.Option("--api", help="Where the API is reached.")],
+    spark_master: Annotated[str | None, typer.Option(help="As in spark-submit; default MILLRACE_SPARK_MASTER.")] = None,
+) -> None:
+    """Attach a Spark application to the API; it runs jobs until SIGTERM."""
+    master = spark_master or _settings().spark_master
+    if not master:
+        _fail("say where Spark is: --spark-master, or MILLRACE_SPARK_MASTER")
+    command = [sys.executable, "-m", "spark_jobs.instance", "--api", api, "--spark-master", master, *context.args]
+    os.execv(sys.executable, command)  # noqa: S606  no shell is wanted: the process becomes the instance
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the catalog that MILLRACE_DATABASE_URL names to this version's schema."""
+    from service.catalog import engine
+
+    settings = _settings()
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    engine.upgrade(settings.database_url)
+
+
+@app.command()
+def openapi(check: Annotated[bool, typer.Option("--check", help="Compare, change nothing.")] = False) -> None:
+    """Write openapi/openapi.json anew, or check that it is what the routes declare."""
+    from service.app import create_app
+
+    made = orjson.dumps(create_app(_settings()).openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
+    if not check:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_bytes(made)
+    elif not DOCUMENT.exists() or DOCUMENT.read_bytes() != made:
+        _fail(f"{DOCUMENT} is not what the routes declare: run `millrace openapi`")
+
+
+@tokens.command("create")
+def create_token(
+    role: Annotated[str, typer.Option(help="reader, writer, admin or instance")],
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+) -> None:
+    """Make a key and print it: the only time that it is shown."""
+    from service.auth import ROLES
+    from service.catalog import keys
+
+    if role not in ROLES:
+        _fail(f"there is no role {role!r}: it is one of {', '.join(ROLES)}")
+    _, secret = _in_catalog("write", keys.create_key, name=name or role, role=role)
+    print(secret)
+
+
+@tokens.command("list")
+def list_tokens() -> None:
+    """Print id, role, name and state of each key."""
+    from service.catalog import keys
+
+    for key in _in_catalog("read", keys.list_keys):
+        print(f"{key.id}  {key.role:8}  {'revoked' if key.revoked_at else 'valid':8}  {key.name}")
+
+
+@tokens.command("revoke")
+def revoke_token(token_id: str) -> None:
+    """Make a key invalid."""
+    from service.catalog import keys
+    from service.streams.errors import UnknownKey
+
+    try:
+        _in_catalog("write", keys.revoke_key, key_id=token_id)
+    except UnknownKey as error:
+        _fail(str(error))
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _in_catalog(verb: str, work: Any, **arguments: Any) -> Any:
+    from service.catalog.engine import Catalog
+    from service.streams.errors import CatalogUnavailable
+
+    catalog = Catalog(_settings().database_url)
+    try:
+        if not catalog.is_current:
+            _fail("the catalog's schema is not this version's: run `millrace migrate`")
+        return getattr(catalog, verb)(work, **arguments)
+    except CatalogUnavailable as error:
+        _fail(str(error))
+    finally:
+        catalog.close()
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        _fail(
+            "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors())
+        )
+
+
+def _announce(url: str) -> None:
+    print(f"ready {url}", flush=True)
+
+
+def _fail(line: str) -> NoReturn:
+    print(f"millrace: {line}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,525 @@
+"""Membership and rebalances: who is alive, who owns which task, and how a task changes hands.
+
+It knows leases (by the database's clock), epochs and hand-overs, in catalog transactions, so that any API process can
+serve any member. It refuses to know what a task does and how a member is started; `assignment.sticky` says who should
+own what.
+
+How a task changes hands: a slot that left, was replaced or lost its lease loses its tasks at once. A live owner keeps
+its task in the round that decides to move it (`target_slot_id`) and gives it up inside its own next poll, between two
+batches, so tasks that do not move never miss a tick (KIP-429). Every change of owner raises the task's epoch; a commit
+under an older one is refused.
+
+Locks: jobs by id, tasks by id, then partitions, then slots and instances.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
+
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.catalog import tasks as work
+from service.catalog.engine import Catalog, job_topic, now_column, now_ms, stream_topic, wake
+from service.catalog.jobs import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle, streams_of
+from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
+from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
+from service.streams.assignment import sticky
+from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance
+
+SESSION_TIMEOUT_MS = 10_000
+LIVE, GONE = "live", "gone"
+SEEN = "coordinator_seen_ms"
+UNSEEN = {"synchronize_session": False}  # the session holds no object that the statement changes
+RENEW_AFTER = 3  # a lease is renewed once a third of it has elapsed
+
+
+class HeldTask(TypedDict):
+    """A task as a slot knows it: its epoch, and how far its replicas are (store id → changelog position)."""
+
+    task: str
+    epoch: int
+    applied: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PollAnswer:
+    """`body` is the answer; when it `is_ready` it should go out at once, else when one of `topics` wakes."""
+
+    body: Json
+    is_ready: bool
+    topics: frozenset[str]
+
+
+# ---------------------------------------------------------------- instances
+
+
+def join_instance(
+    s: Session,
+    *,
+    name: str,
+    incarnation: str,
+    host: str,
+    cores: int,
+    tags: Json | None = None,
+    spark: Json | None = None,
+    lease_ms: int = SESSION_TIMEOUT_MS,
+) -> Instance:
+    """Let an instance in. The same name keeps its id; another incarnation takes the place of the former one."""
+    instance = s.scalars(select(Instance).where(Instance.name == name)).one_or_none()
+    if instance is None:
+        instance = Instance(name=name, joined_ms=0)
+        s.add(instance)
+    elif instance.incarnation != incarnation:
+        _end_slots(s, _slots_of(s, instance.id), "the instance was started again")
+    at = now_ms(s)
+    if instance.state != LIVE or instance.incarnation != incarnation:
+        instance.joined_ms = at
+    instance.incarnation, instance.host, instance.cores, instance.state = incarnation, host, cores, LIVE
+    instance.tags, instance.spark = tags or {}, spark or {}
+    instance.lease_ms, instance.lease_until_ms = lease_ms, at + lease_ms
+    return instance
+
+
+def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> Json:
+    """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer.
+
+    Writes nothing while most of the lease is left. Raises UnknownInstance, InstanceGone.
+    """
+    answer, is_due = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
+    if is_due:
+        catalog.write(_renew_instance, instance_id, incarnation=incarnation)
+    return answer
+
+
+def leave_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
+    """Let an instance go with its slots; leaving twice changes nothing."""
+    instance = s.get(Instance, instance_id)
+    if instance is None:
+        raise UnknownInstance(instance_id)
+    if instance.incarnation == incarnation and instance.state == LIVE:
+        _end_slots(s, _slots_of(s, instance_id), "the instance left")
+        instance.state = GONE
+
+
+def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[Json, bool]:
+    query = select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
+    row = s.execute(
+        query.add_columns(Instance.lease_until_ms - now_column(s)).where(Instance.id == instance_id)
+    ).one_or_none()
+    if row is None:
+        raise UnknownInstance(instance_id)
+    name, current, state, cores, lease_ms, left_ms = row
+    if state != LIVE or current != incarnation:
+        raise InstanceGone(name)
+    jobs = _wanted_jobs(s, cores)
+    version = hashlib.sha256(json.dumps(jobs).encode()).hexdigest()[:16]
+    return {"jobs": jobs, "version": version, "lease_ms": lease_ms}, _is_due(left_ms, lease_ms)
+
+
+def _wanted_jobs(s: Session, cores: int) -> list[Json]:
+    """The jobs that want slots, and how many on an instance with this many cores."""
+    query = (
+        select(Job.id, Job.name, Job.parallelism, func.count())
+        .join(Task, Task.job_id == Job.id)
+        .where(Job.state.in_(STAFFED))
+        .group_by(Job.id, Job.name, Job.parallelism)
+        .order_by(Job.name)
+    )
+    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in s.execute(query)]
+
+
+def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
+    renewed = (
+        update(Instance)
+        .where(Instance.id == instance_id, Instance.incarnation == incarnation, Instance.state == LIVE)
+        .values(lease_until_ms=now_ms(s) + Instance.lease_ms)
+        .returning(Instance.id)
+    )
+    if s.scalars(renewed).one_or_none() is None:
+        raise InstanceGone(instance_id)
+
+
+def _is_due(left_ms: int, lease_ms: int) -> bool:
+    return left_ms < lease_ms - lease_ms // RENEW_AFTER
+
+
+# ---------------------------------------------------------------- slots
+
+
+def join_slot(
+    s: Session, instance_id: str, *, job_id: str, slot_id: str, index: int, lease_ms: int = SESSION_TIMEOUT_MS
+) -> Json:
+    """Let a slot in, in the place of any with the same instance, job and index; answers what it needs to run.
+
+    Joining again under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone,
+    IllegalTransition (the job wants no slots).
+    """
+    job = lock_job(s, job_id=job_id)
+    slot = s.get(Slot, slot_id)
+    if slot is not None and slot.state != LIVE:
+        raise InstanceGone(f"Slot {slot_id}")
+    if slot is None:
+        _admit(s, job, instance_id, slot_id, index, lease_ms)
+    return _describe_slot(s, job, slot_id, lease_ms)
+
+
+def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> Slot:
+    """A slot that is alive. Raises InstanceGone."""
+    slot = s.get(Slot, slot_id)
+    if slot is None or slot.state != LIVE or instance_id not in {None, slot.instance_id}:
+        raise InstanceGone(f"Slot {slot_id}")
+    return slot
+
+
+def leave_slot(s: Session, slot_id: str) -> None:
+    """Let a slot go; its tasks are free at once. Leaving twice changes nothing."""
+    _end_slots(s, [slot_id], "a slot left")
+
+
+def _admit(s: Session, job: Job, instance_id: str, slot_id: str, index: int, lease_ms: int) -> None:
+    instance = s.get(Instance, instance_id)
+    if instance is None:
+        raise UnknownInstance(instance_id)
+    if instance.state != LIVE:
+        raise InstanceGone(instance.name)
+    if job.state not in STAFFED:
+        raise IllegalTransition(job.state, "take a slot in")
+    same_place = (Slot.instance_id == instance_id, Slot.job_id == job.id, Slot.slot_index == index)
+    former = s.scalars(select(Slot.id).where(*same_place, Slot.state == LIVE)).all()
+    _take_tasks(s, [job], former)
+    at = now_ms(s)
+    slot = Slot(id=slot_id, instance_id=instance_id, job_id=job.id, slot_index=index, state=LIVE)
+    slot.lease_ms, slot.lease_until_ms, slot.joined_ms = lease_ms, at + lease_ms, at
+    s.add(slot)
+    s.flush()
+    rebalance(s, job, "a slot was started again" if former else "a slot joined")
+
+
+def _lock_slots(s: Session, which: ColumnElement[bool]) -> Sequence[Slot]:
+    """Lock live slots in the order of their ids."""
+    query = select(Slot).where(which, Slot.state == LIVE).order_by(Slot.id).with_for_update(key_share=True)
+    return s.scalars(query.execution_options(populate_existing=True)).all()
+
+
+def _describe_slot(s: Session, job: Job, slot_id: str, lease_ms: int) -> Json:
+    stores = s.scalars(select(Store).where(Store.job_id == job.id).order_by(Store.name))
+    return {
+        "slot": slot_id,
+        "lease_ms": lease_ms,
+        "job": {"id": job.id, "name": job.name, "spec": job.spec, "topology": job.topology},
+        "streams": {at.name: {"id": at.id, "partitions": at.partitions} for at in streams_of(s, job.id)},
+        "stores": {store.name: {"id": store.id, "changelog": store.changelog_stream_id} for store in stores},
+    }
+
+
+def _slots_of(s: Session, instance_id: str) -> Sequence[str]:
+    return s.scalars(select(Slot.id).where(Slot.instance_id == instance_id, Slot.state == LIVE)).all()
+
+
+def _end_slots(s: Session, slot_ids: Collection[str], reason: str, *, only_expired: bool = False) -> int:
+    """End slots, free their tasks and give them to others. Returns how many ended."""
+    query = select(Slot.job_id).where(Slot.id.in_(slot_ids), Slot.state == LIVE).distinct().order_by(Slot.job_id)
+    jobs = [lock_job(s, job_id=job_id) for job_id in s.scalars(query).all()]
+    ended = _take_tasks(s, jobs, slot_ids, only_expired=only_expired)
+    for job in jobs:
+        rebalance(s, job, reason)
+    return ended
+
+
+def _take_tasks(s: Session, jobs: Iterable[Job], slot_ids: Collection[str], *, only_expired: bool = False) -> int:
+    """Mark live slots of locked jobs gone, and take their tasks from them."""
+    if not slot_ids:
+        return 0
+    tasks = [task for job in jobs for task in lock_tasks(s, job.id)]
+    at = now_ms(s)
+    live = _lock_slots(s, Slot.id.in_(slot_ids))
+    ended = {slot.id for slot in live if not only_expired or slot.lease_until_ms < at}
+    for slot in live:
+        if slot.id in ended:
+            slot.state, slot.gone_ms = GONE, at
+    for task in tasks:
+        if task.target_slot_id in ended:
+            task.target_slot_id = None
+        if task.slot_id in ended:
+            _give(task, None, at)
+    return len(ended)
+
+
+# ---------------------------------------------------------------- polls
+
+
+def poll_slot(catalog: Catalog, slot_id: str, held: Sequence[HeldTask]) -> PollAnswer:
+    """What a slot should do next, told what it holds.
+
+    One read-only look of three queries, and one more per task with work. A write comes only with something to
+    write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
+    Raises InstanceGone.
+    """
+    answer, is_due = catalog.read(_look, slot_id, held)
+    if is_due:
+        catalog.write(_keep_slot, slot_id, held)
+        answer, _ = catalog.read(_look, slot_id, held)
+    return answer
+
+
+class _SlotNow(NamedTuple):
+    job_id: str
+    job_state: str
+    max_batch_records: int
+    has_skips: bool
+    is_lease_due: bool
+
+
+def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswer, bool]:
+    now = _slot_now(s, slot_id)
+    topics = {job_topic(now.job_id)}
+    if now.job_state not in STAFFED:
+        return PollAnswer({"directive": "leave", "tasks": []}, True, frozenset(topics)), now.is_lease_due
+    tasks = work.assigned_to(s, slot_id)
+    topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
+    described = work.describe(
+        s,
+        slot_id,
+        [task for task in tasks if task.target_slot_id is None],
+        job_id=now.job_id,
+        max_records=now.max_batch_records if now.job_state in WORKING else 0,
+        has_skips=now.has_skips,
+    )
+    owned = {(task["task"], task["epoch"]) for task in described}
+    is_news = owned != {(task["task"], task["epoch"]) for task in held}
+    is_ready = is_news or any(task["work"] for task in described)
+    is_due = now.is_lease_due or any(_is_to_write(task, held) for task in tasks)
+    return PollAnswer({"directive": "run", "tasks": described}, is_ready, frozenset(topics)), is_due
+
+
+def _slot_now(s: Session, slot_id: str) -> _SlotNow:
+    query = (
+        select(Slot.job_id, Job.state, Job.max_batch_records, exists().where(Skip.job_id == Job.id))
+        .add_columns(Slot.lease_until_ms - now_column(s), Slot.lease_ms)
+        .join(Job, Job.id == Slot.job_id)
+        .join(Instance, Instance.id == Slot.instance_id)
+        .where(Slot.id == slot_id, Slot.state == LIVE, Instance.state == LIVE)
+    )
+    row = s.execute(query).one_or_none()
+    if row is None:
+        raise InstanceGone(f"Slot {slot_id}")
+    return _SlotNow(row[0], row[1], row[2], row[3], _is_due(row[4], row[5]))
+
+
+def _is_to_write(task: Assigned, held: Sequence[HeldTask]) -> bool:
+    """A hand-over, a lost range, or a replica that moved on with no commit coming to say so."""
+    if task.target_slot_id is not None or task.is_truncated:
+        return True
+    if task.input_with_work is not None:
+        return False
+    return any(mine["task"] == task.id and mine["applied"].items() - task.applied.items() for mine in held)
+
+
+def _keep_slot(s: Session, slot_id: str, held: Sequence[HeldTask]) -> None:
+    """Write what a poll brought: hand-overs, lost ranges, positions of replicas, the lease."""
+    tasks = work.assigned_to(s, slot_id)
+    moving = [task.id for task in tasks if task.target_slot_id is not None]
+    truncated = next((task for task in tasks if task.is_truncated), None)
+    if moving or truncated:
+        job = lock_job(s, job_id=s.scalars(select(Slot.job_id).where(Slot.id == slot_id)).one())
+        if truncated:
+            fail_job(s, job, _source_truncated(truncated))
+        _hand_over(s, job, slot_id)
+    told = {task["task"]: task["applied"] for task in held}
+    mine = {i: task for i, task in lock_tasks_by_id(s, told).items() if task.slot_id == slot_id}
+    work.note_applied(s, mine.values(), told)
+    s.flush()
+    if not _renew_slot(s, slot_id):
+        raise InstanceGone(f"Slot {slot_id}")
+
+
+def _source_truncated(task: Assigned) -> Json:
+    lost = next(at for at in task.inputs if at.position < at.start)
+    detail = f"task {task.name} stands at {lost.position}, the partition starts at {lost.start}"
+    return {"code": "source_truncated", "task": task.name, "partition": lost.partition, "detail": detail}
+
+
+def _hand_over(s: Session, job: Job, slot_id: str) -> None:
+    """Give the tasks that were to leave this slot to their new owners; each round knows how long that took."""
+    tasks = lock_tasks(s, job.id)
+    live = {slot.id: slot for slot in _members(s, job)}
+    at = now_ms(s)
+    for task in tasks:
+        if task.slot_id == slot_id and task.target_slot_id is not None:
+            _give(task, live.get(task.target_slot_id), at)
+    s.flush()
+    if all(task.target_slot_id is None for task in tasks):
+        open_rounds = update(Rebalance).where(Rebalance.job_id == job.id, Rebalance.took_ms.is_(None))
+        s.execute(open_rounds.values(took_ms=at - Rebalance.at_ms), execution_options=UNSEEN)
+    wake(s, job_topic(job.id))
+    settle(s, job)
+
+
+def _renew_slot(s: Session, slot_id: str, *, only_due: bool = False) -> bool:
+    at = now_ms(s)
+    renewed = update(Slot).where(Slot.id == slot_id, Slot.state == LIVE)
+    if only_due:
+        renewed = renewed.where(Slot.lease_until_ms - at < Slot.lease_ms - Slot.lease_ms / RENEW_AFTER)
+    kept = renewed.values(lease_until_ms=at + Slot.lease_ms).returning(Slot.id)
+    return s.scalars(kept, execution_options=UNSEEN).one_or_none() is not None
+
+
+# ---------------------------------------------------------------- commits and failures
+
+
+def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> list[Verdict]:
+    """Judge each commit alone and write what is accepted (`catalog.tasks`); the slot's lease is kept with it."""
+    verdicts = work.commit_tasks(s, slot_id, commits)
+    _renew_slot(s, slot_id, only_due=True)
+    return verdicts
+
+
+def fail_task(s: Session, slot_id: str, *, task_id: str, epoch: int, error: Json) -> None:
+    """A task can not go on: its job fails with this error. Raises StaleEpoch when the slot does not hold the task."""
+    job_id = s.scalars(select(Task.job_id).where(Task.id == task_id)).one_or_none()
+    if job_id is None:
+        raise StaleEpoch(task_id)
+    job = lock_job(s, job_id=job_id)
+    task = lock_tasks_by_id(s, [task_id])[task_id]
+    if task.slot_id != slot_id or task.epoch != epoch:
+        raise StaleEpoch(task.name)
+    fail_job(s, job, {**error, "task": task.name})
+
+
+# ---------------------------------------------------------------- rebalances
+
+
+def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str = "") -> Job:
+    """What people ask of a job: `pause`, `resume`, `stop`, `restart`. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    move(s, job, verb, who=who, reason=reason)
+    rebalance(s, job, verb)
+    return job
+
+
+def rebalance(s: Session, job: Job, reason: str) -> None:
+    """Decide anew who should own the tasks of a locked job; what has no owner is given out at once."""
+    if job.state in STAFFED:
+        _assign(s, job, reason)
+    s.flush()
+    settle(s, job)
+
+
+def _assign(s: Session, job: Job, reason: str) -> None:
+    tasks, members, at = lock_tasks(s, job.id), _members(s, job), now_ms(s)
+    slots = {slot.id: slot for slot in members}
+    wanted = sticky.assign(
+        [sticky.Member(slot.id, slot.instance_id) for slot in members],
+        [
+            sticky.TaskToAssign(task.id, task.sub_topology, task.slot_id, task.last_instance_id)
+            for task in sorted(tasks, key=lambda task: (task.sub_topology, task.partition))
+        ],
+    )
+    moved = {}
+    for task in tasks:
+        to = slots.get(wanted.get(task.id, ""))
+        target = None if to is None or task.slot_id in {None, to.id} else to.id
+        if to is not None and (task.slot_id is None or target != task.target_slot_id):
+            moved[task.name] = {"from": task.slot_id, "to": to.id}
+        if task.slot_id is None:
+            _give(task, to, at)
+        task.target_slot_id = target
+    if moved:
+        _record(s, job, reason, moved, at, is_done=all(task.target_slot_id is None for task in tasks))
+
+
+def _record(s: Session, job: Job, reason: str, moved: Json, at: int, *, is_done: bool) -> None:
+    job.generation += 1
+    took_ms = 0 if is_done else None
+    s.add(Rebalance(job_id=job.id, generation=job.generation, at_ms=at, reason=reason, moved=moved, took_ms=took_ms))
+    wake(s, job_topic(job.id))
+
+
+def _give(task: Task, slot: Slot | None, at: int) -> None:
+    """Change the owner of a locked task: the one place where an epoch rises."""
+    task.slot_id = None if slot is None else slot.id
+    task.last_instance_id = task.last_instance_id if slot is None else slot.instance_id
+    task.target_slot_id = None
+    task.epoch += 1
+    task.updated_ms = at
+
+
+def _members(s: Session, job: Job) -> Sequence[Slot]:
+    """The live slots of a job on live instances, in the order in which they joined."""
+    query = select(Slot).join(Instance, Instance.id == Slot.instance_id)
+    alive = query.where(Slot.job_id == job.id, Slot.state == LIVE, Instance.state == LIVE)
+    return s.scalars(alive.order_by(Slot.joined_ms, Slot.slot_index, Slot.id)).all()
+
+
+# ---------------------------------------------------------------- the coordinator's own round
+
+
+def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS) -> int:
+    """One round: evict members whose lease ran out, and give out tasks without an owner. Returns who was evicted.
+
+    After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
+    every lease starts again. A round with nothing to do is read-only.
+    """
+    return catalog.write(_tick, lease_ms=lease_ms) if catalog.read(_is_tick_due, lease_ms=lease_ms) else 0
+
+
+def _is_tick_due(s: Session, *, lease_ms: int) -> bool:
+    at = now_ms(s)
+    seen = s.scalars(select(Meta.value).where(Meta.name == SEEN)).one_or_none()
+    if seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
+        return True
+    expired = select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)
+    gone = select(Instance.id).where(Instance.state == LIVE, Instance.lease_until_ms < at)
+    return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs()))
+
+
+def _tick(s: Session, *, lease_ms: int) -> int:
+    at = now_ms(s)
+    seen = s.scalars(select(Meta).where(Meta.name == SEEN).with_for_update()).one_or_none()
+    if seen is None or at - int(seen.value) > lease_ms:
+        _extend_leases(s, at)
+        s.merge(Meta(name=SEEN, value=str(at)))
+        return 0
+    seen.value = str(at)
+    evicted = _evict_instances(s, at) + _evict_slots(s, at)
+    for job_id in s.scalars(_stuck_jobs()).all():
+        rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
+    return evicted
+
+
+def _extend_leases(s: Session, at: int) -> None:
+    for slot in _lock_slots(s, Slot.lease_until_ms < at + Slot.lease_ms):
+        slot.lease_until_ms = at + slot.lease_ms
+    late = update(Instance).where(Instance.state == LIVE, Instance.lease_until_ms < at + Instance.lease_ms)
+    s.execute(late.values(lease_until_ms=at + Instance.lease_ms), execution_options=UNSEEN)
+
+
+def _evict_instances(s: Session, at: int) -> int:
+    """Instances whose lease ran out go, and their slots with them: their driver watches over nobody any more."""
+    is_expired = (Instance.state == LIVE) & (Instance.lease_until_ms < at)
+    ids = s.scalars(select(Instance.id).where(is_expired).order_by(Instance.id)).all()
+    for instance_id in ids:
+        _end_slots(s, _slots_of(s, instance_id), "an instance was lost")
+        gone = update(Instance).where(Instance.id == instance_id, is_expired).values(state=GONE)
+        s.execute(gone, execution_options=UNSEEN)
+    return len(ids)
+
+
+def _evict_slots(s: Session, at: int) -> int:
+    expired = s.scalars(select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)).all()
+    return _end_slots(s, expired, "a slot was lost", only_expired=True) if expired else 0
+
+
+def _stuck_jobs() -> Select[str]:
+    """Jobs with a task that nobody owns although a slot is alive, and jobs that drain with no slot left."""
+    has_slot = exists().where(Slot.job_id == Job.id, Slot.state == LIVE, Instance.state == LIVE)
+    has_slot = has_slot.where(Instance.id == Slot.instance_id)
+    has_free_task = exists().where(Task.job_id == Job.id, Task.slot_id.is_(None))
+    is_stuck = Job.state.in_(STAFFED) & has_free_task & has_slot
+    is_drained = (Job.state == DRAINING) & ~exists().where(Slot.job_id == Job.id, Slot.state == LIVE)
+    return select(Job.id).where(or_(is_stuck, is_drained)).order_by(Job.id)

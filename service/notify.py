@@ -1,0 +1,93 @@
+"""Who waits for what: long polls sleep here until a topic they named is woken.
+
+Knows topics (`stream:<id>`, `job:<id>`, `jobs`, ...; `*` is all of them) and one counter. Refuses to know what a
+topic means and where a wake-up comes from (a commit in this process, or Postgres' LISTEN for the others').
+
+The counter is why no wake-up is missed: take `seen` first, read the database second, then wait for anything
+later than `seen`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+
+EVERYTHING = "*"
+
+
+class Hub:
+    """Wake-ups by topic, from any thread, to waiters on one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counter = 0
+        self._last: dict[str, int] = {}
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @property
+    def seen(self) -> int:
+        """The number of the latest wake-up; take it before reading what a topic is about."""
+        return self._counter
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def wake(self, topics: Iterable[str]) -> None:
+        """Tell everyone who waits for one of these topics; callable from any thread."""
+        with self._lock:
+            self._counter += 1
+            ready: set[asyncio.Future[None]] = set()
+            for topic in topics:
+                self._last[topic] = self._counter
+                for name in list(self._waiters) if topic == EVERYTHING else [topic]:
+                    ready |= self._waiters.pop(name, set())
+            loop = self._loop
+        if ready and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, ready)
+
+    async def wait(self, topics: Iterable[str], seen: int, timeout_s: float) -> bool:
+        """Sleep until a topic is woken after `seen`; False when `timeout_s` passed or the hub closed first."""
+        names = list(topics)
+        future = self._enter(names, seen)
+        if future is None:
+            return not self._closed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._leave(names, future)
+        return not self._closed
+
+    def close(self) -> None:
+        """Let every waiter go, and every later one pass: the process is about to stop."""
+        self._closed = True
+        self.wake([EVERYTHING])
+
+    def _enter(self, topics: list[str], seen: int) -> "asyncio.Future[None] | None":
+        with self._lock:
+            if self._closed or any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics)):
+                return None
+            self._loop = asyncio.get_running_loop()
+            future = self._loop.create_future()
+            for topic in topics:
+                self._waiters.setdefault(topic, set()).add(future)
+            return future
+
+    def _leave(self, topics: list[str], future: "asyncio.Future[None]") -> None:
+        with self._lock:
+            for topic in topics:
+                waiting = self._waiters.get(topic)
+                if waiting is not None:
+                    waiting.discard(future)
+                    if not waiting:
+                        del self._waiters[topic]
+
+
+def _resolve(futures: Iterable["asyncio.Future[None]"]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,61 @@
+"""Opaque texts that clients hand back: positions (how far a write reached) and cursors (where to read on).
+
+Knows how they are written: base64url of JSON, carrying ids and the catalog's lineage, never names, so that one
+of a stream that was deleted and made again, or of a catalog before its restore, is recognised. Refuses to know
+what they are used for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to read on in a partition."""
+
+    stream: str
+    lineage: str
+    partition: int
+    offset: int
+
+
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a write reached: the offset behind its last record, by partition."""
+
+    stream: str
+    lineage: str
+    offsets: Mapping[str, int]
+
+
+_cursor = msgspec.json.Decoder(Cursor)
+_position = msgspec.json.Decoder(Position)
+_encode = msgspec.json.Encoder().encode
+
+
+def opaque(thing: Cursor | Position) -> str:
+    """As a client carries it."""
+    return base64.urlsafe_b64encode(_encode(thing)).rstrip(b"=").decode()
+
+
+def cursor_of(text: str) -> Cursor | None:
+    """The cursor that a client brought back; None when it is none."""
+    return _read(text, _cursor)
+
+
+def position_of(text: str) -> Position | None:
+    """The position that a client brought back; None when it is none."""
+    return _read(text, _position)
+
+
+def _read(text: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    try:
+        return decoder.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,226 @@
+"""From an error to its answer: one table, one shape (RFC 9457, `application/problem+json`).
+
+Knows the tree of `StreamError`, the few foreign errors a request may meet, and HTTP's statuses. Refuses to know
+why an error happened: its message is the detail.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from service.streams import errors
+from service.streams.errors import StreamError
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:millrace:problem:"
+
+# The nearest class up the tree wins; what is not named here is a fault of ours: 500.
+STATUS: dict[type[Exception], int] = {
+    errors.InvalidInput: 422,
+    errors.InvalidExpression: 422,
+    errors.ExpressionFailed: 422,  # only :simulate runs expressions inside a request
+    errors.IdempotencyConflict: 422,
+    errors.KeyNotText: 422,
+    errors.KeyNotText: 422,
+    errors.BufferFull: 429,
+    errors.UnsupportedMediaType: 415,
+    errors.PayloadTooLarge: 413,
+    errors.StaleTag: 412,
+    errors.OffsetTruncated: 410,
+    errors.InstanceGone: 410,
+    errors.Conflict: 409,
+    errors.Unknown: 404,
+    errors.InternalStream: 403,
+    errors.CatalogUnavailable: 503,
+    errors.StorageUnavailable: 503,
+    errors.StorageUnavailable: 503,
+    StreamError: 500,
+}
+_CODES = {400: "bad_request", 404: "no_such_route", 405: "method_not_allowed", 503: "unavailable"}
+
+
+class ProblemError(HTTPException):
+    """A refusal the API makes itself (authentication, preconditions, bodies): status, code and detail as given."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        errors: Sequence[Mapping[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.code = code
+        self.errors = errors
+
+
+class ProblemItem(BaseModel):
+    """One fault in the input: where (JSON pointer into the body, or `?name` for the query) and what."""
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """Every error's body (RFC 9457)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": f"{TYPE_PREFIX}unknown_job",
+                    "title": "Not Found",
+                    "status": 404,
+                    "detail": "there is no job 'visits'",
+                    "instance": "/v1/jobs/visits",
+                    "code": "unknown_job",
+                    "request_id": "0f8fad5bd9cb469fa165b4e6d0a0b7c1",
+                }
+            ]
+        }
+    )
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    request_id: str
+    errors: list[ProblemItem] | None = None
+
+
+def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses=` of a route: each status with the problem schema, for the OpenAPI document."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status in sorted(statuses)
+    }
+
+
+def problem(
+    request: Request,
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    items: Sequence[Mapping[str, str]] = (),
+    headers: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Response:
+    """The answer itself; `more` becomes extension members."""
+    body: dict[str, Any] = {
+        "type": TYPE_PREFIX + code,
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": request.url.path,
+        "code": code,
+        "request_id": request.scope.get("request_id", ""),
+        **more,
+    }
+    if items:
+        body["errors"] = list(items)
+    return Response(orjson.dumps(body), status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Give every error that may leave a route its handler."""
+    handlers: list[tuple[type[Exception], Any]] = [
+        (StreamError, _stream_error),
+        (ProblemError, _refusal),
+        (RequestValidationError, _invalid_request),
+        (HTTPException, _http_error),
+        (SQLAlchemyError, _database_error),
+    ]
+    for error, handler in handlers:
+        app.add_exception_handler(error, handler)
+
+
+def status_of(error: Exception) -> int:
+    """The status of an error: that of its nearest ancestor in the table."""
+    return next((STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), 500)
+
+
+def items_of(error: ValidationError | RequestValidationError, *, skip: int = 0) -> list[dict[str, str]]:
+    """Pydantic's errors as pointers into the document; `skip` leading parts of each location are left out."""
+    return [{"pointer": pointer_to(fault["loc"][skip:]), "detail": str(fault["msg"])} for fault in error.errors()]
+
+
+def pointer_to(location: Sequence[str | int]) -> str:
+    """A JSON pointer (RFC 6901): `/operators/0/where`; the whole document is the empty string."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+
+
+async def _stream_error(request: Request, error: StreamError) -> Response:
+    status = status_of(error)
+    if status >= 500:
+        structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
+    items = [{"pointer": item.pointer, "detail": item.detail} for item in getattr(error, "errors", ())]
+    more: dict[str, Any] = {}
+    headers: dict[str, str] = {}
+    if isinstance(error, errors.OffsetTruncated):
+        more["start_offset"] = error.start_offset
+    if isinstance(error, errors.BufferFull):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status == 503:
+        headers["Retry-After"] = "1"
+    return problem(request, status, error.code, str(error), items=items, headers=headers, **more)
+
+
+async def _refusal(request: Request, error: ProblemError) -> Response:
+    return problem(request, error.status_code, error.code, error.detail, items=error.errors, headers=error.headers)
+
+
+async def _invalid_request(request: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return problem(request, 400, "malformed_json", f"the body is not JSON: {first['ctx']['error']}")
+    items = [
+        {
+            "pointer": pointer_to(fault["loc"][1:]) if fault["loc"][0] == "body" else f"?{fault['loc'][-1]}",
+            "detail": str(fault["msg"]),
+        }
+        for fault in error.errors()
+    ]
+    return problem(request, 422, "invalid_request", items[0]["detail"], items=items)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    status, headers = error.status_code, dict(error.headers or {})
+    detail = error.detail
+    if status == 404:
+        detail = f"nothing is served at {request.url.path}"
+    elif status == 405:
+        headers["Allow"] = ", ".join(_methods_of(request))
+        detail = f"{request.method} is not served at {request.url.path}, only {headers['Allow']}"
+    return problem(request, status, _CODES.get(status, f"http_{status}"), detail, headers=headers)
+
+
+async def _database_error(request: Request, error: SQLAlchemyError) -> Response:
+    structlog.get_logger().error("catalog_failed", error=str(error), exc_info=error)
+    return problem(
+        request, 503, "catalog_unavailable", "the catalog did not answer; try again", headers={"Retry-After": "1"}
+    )
+
+
+def _methods_of(request: Request) -> list[str]:
+    """The methods that some route serves at this path."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            found |= set(getattr(route, "methods", None) or ())
+    return sorted(found)

@@ -1,0 +1,67 @@
+"""What a deployment may decide: every `MILLRACE_*` variable, its default and its limits.
+
+Knows the environment and is its only reader (fault points of the kill tests apart). Refuses to know what
+the values are used for: whoever needs one gets it from `create_app(settings)` or from the command line.
+"""
+
+import ipaddress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """One process's settings; durations in ms, sizes in bytes. Explicit arguments win over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="MILLRACE_", env_ignore_empty=True, extra="ignore")
+
+    data_dir: Path = Path("millrace-data")
+    database_url: str = ""  # empty: a SQLite file in data_dir
+    storage_uri: str = ""  # empty: a folder in data_dir
+    replica_dir: Path | None = None  # None: a folder in data_dir
+    redis_url: str | None = None
+    spark_master: str | None = None
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    auth: Literal["on", "off"] = "on"
+    api_key: SecretStr | None = None  # `api`, `up`: the admin key to install; `instance`: the key to present
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    max_body_bytes: int = Field(default=64 << 20, gt=0)  # decoded bytes of one POST of records
+    max_json_bytes: int = Field(default=16 << 20, gt=0)  # decoded bytes of any other request
+    ingest_group_bytes: int = Field(default=32 << 20, gt=0)
+    ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
+    lease_ms: int = Field(default=10_000, ge=1_000)
+    tick_ms: int = Field(default=1_000, ge=50)
+    collect_every_ms: int = Field(default=60_000, ge=100)
+    delete_delay_ms: int = Field(default=3_600_000, ge=0)
+    pending_ttl_ms: int = Field(default=3_600_000, ge=1_000)
+    key_cache_ms: int = Field(default=1_000, ge=0)  # how long another process's revocation may go unseen
+    drain_timeout_ms: int = Field(default=20_000, ge=0)
+
+    @model_validator(mode="after")
+    def _fill_from_data_dir(self) -> "Settings":
+        folder = self.data_dir.absolute()
+        self.database_url = self.database_url or f"sqlite:///{folder / 'catalog.db'}"
+        self.storage_uri = self.storage_uri or str(folder / "storage")
+        self.replica_dir = self.replica_dir or folder / "replicas"
+        return self
+
+    @model_validator(mode="after")
+    def _no_open_door(self) -> "Settings":
+        if self.auth == "off" and not is_loopback(self.host):
+            raise ValueError(f"MILLRACE_AUTH=off is refused on {self.host}: only a loopback address may go without")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,250 @@
+"""`POST /v1/jobs:simulate`: a job over records given by hand, with real operators and real replicas, nothing kept.
+
+It knows how a task is fed and its state replayed, in one thread and a temporary folder; it refuses to know
+what the operators mean, and it uses no catalog, no segments and no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from service.storage.replica import Replica
+from service.streams import clock, codec
+from service.streams.errors import InvalidRecords, InvalidSpec, Problem
+from service.streams.operators.fields import MAX_INT64
+from service.streams.partitioner import sink_partition_of
+from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.topology.chain import Chain, ChainResult
+from service.streams.topology.graph import Node, SubTopology, compile
+from service.streams.topology.spec import JobSpec
+
+MAX_RECORDS = 100_000
+MAX_PARTITIONS = 256
+_DEFAULTS = {"name": "x", "source": "in", "sink": "out"}
+
+
+class SimulatedRecord(BaseModel):
+    """A record to feed; the order of the list is the order of arrival."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stream: str | None = None
+    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)] = 0
+    key: str | None = None
+    value: JsonValue = None
+    timestamp: Annotated[int, Field(ge=0, le=MAX_INT64)]
+
+
+class SimulateRequest(BaseModel):
+    """The body: a job whose `name`, `source` and `sink` may be left out, and what to feed it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job: dict[str, Any]
+    records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
+    batch_records: Annotated[int, Field(ge=1)] | None = None
+    advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+
+
+def simulate(body: SimulateRequest) -> dict[str, Any]:
+    """Run the job over the records; the answer of contract.md, Jobs.
+
+    Offsets are positions in `records`. Raises InvalidSpec, InvalidRecords, ExpressionFailed.
+    """
+    spec = _job(body.job)
+    _check_streams(body.records, spec.sources)
+    partitions = 1 + max((record.partition for record in body.records), default=0)
+    topology = compile(spec, dict.fromkeys(spec.sources, partitions))
+    with TemporaryDirectory(prefix="millrace-simulate-") as folder, ExitStack() as opened:
+        run = _Run(topology.sub_topologies[0], Chain(topology.sub_topologies[0], spec.on_error), Path(folder), opened)
+        size = body.batch_records or max(len(body.records), 1)
+        for begin in range(0, len(body.records), size):
+            run.feed(begin, body.records[begin : begin + size])
+        return run.answer()
+
+
+def _job(body: dict[str, Any]) -> JobSpec:
+    try:
+        return JobSpec.parse(_DEFAULTS | body)
+    except InvalidSpec as error:
+        raise InvalidSpec([Problem("/job" + each.pointer, each.detail) for each in error.errors]) from error
+
+
+def _check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:
+    unknown = [
+        Problem(f"/records/{i}/stream", f"{record.stream!r} is not a source of the job")
+        for i, record in enumerate(records)
+        if record.stream is not None and record.stream not in sources
+    ]
+    if unknown:
+        raise InvalidRecords(unknown[:100])
+
+
+@dataclass(slots=True)
+class _Task:
+    """One task: its replicas, and the entries in them as the changelog tells."""
+
+    replicas: dict[str, Replica]
+    entries: dict[str, dict[bytes, bytes]]
+    stream_time: int = clock.NOT_STARTED
+
+    def replay(self, changes: dict[str, pa.RecordBatch]) -> None:
+        """Apply committed changes: the replica as everywhere, the entries for the answer."""
+        for store, batch in changes.items():
+            replica = self.replicas[store]
+            replica.apply(replica.position, replica.position + batch.num_rows, batch)
+            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+                self.entries[store][key] = value
+
+
+@dataclass(slots=True)
+class _Run:
+    """A simulation under way."""
+
+    sub_topology: SubTopology
+    chain: Chain
+    folder: Path
+    opened: ExitStack
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+
+    def feed(self, begin: int, records: list[SimulatedRecord]) -> None:
+        """One batch: each partition's task runs its share; results come in the order of their causes."""
+        shares: dict[int, list[int]] = {}
+        for i, record in enumerate(records):
+            shares.setdefault(record.partition, []).append(i)
+        outputs: list[tuple[int, dict[str, Any]]] = []
+        dropped: list[tuple[int, dict[str, Any]]] = []
+        for partition, share in shares.items():
+            batch = _batch([records[i] for i in share], [begin + i for i in share])
+            result = self._run(partition, batch)
+            outputs += _outputs(result, partition, self.sub_topology.partitions)
+            dropped += _dropped(result)
+        self.outputs += [output for _, output in sorted(outputs, key=_cause)]
+        self.dropped += [drop for _, drop in sorted(dropped, key=_cause)]
+
+    def answer(self) -> dict[str, Any]:
+        """What the run came to."""
+        tasks = sorted(self.tasks.items())
+        return {
+            "outputs": self.outputs,
+            "stores": {
+                node.store.name: [
+                    item for _, task in tasks for item in _items(node, node.store, task.entries[node.store.name])
+                ]
+                for node in self.sub_topology.nodes
+                if node.store is not None
+            },
+            "dropped": self.dropped,
+            "stream_time": {f"{self.sub_topology.id}_{p}": task.stream_time for p, task in tasks},
+        }
+
+    def _run(self, partition: int, batch: pa.RecordBatch) -> ChainResult:
+        task = self.tasks.get(partition) or self._start(partition)
+        with ExitStack() as views:
+            states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
+            result = self.chain.run(batch, states)
+        task.stream_time = max(task.stream_time, result.stream_time)
+        task.replay(result.changes)
+        return result
+
+    def _start(self, partition: int) -> _Task:
+        replicas = {}
+        for store in self.sub_topology.stores():
+            path = self.folder / store.name / str(partition)
+            replicas[store.name] = Replica.open(path, store, store.name, "simulation")
+            self.opened.callback(replicas[store.name].close)
+        self.tasks[partition] = _Task(replicas, {name: {} for name in replicas})
+        return self.tasks[partition]
+
+
+def _cause(tagged: tuple[int, dict[str, Any]]) -> int:
+    return tagged[0]
+
+
+def _batch(records: list[SimulatedRecord], offsets: list[int]) -> pa.RecordBatch:
+    nothing = pa.nulls(len(records), pa.int64())
+    columns = [
+        pa.array([_key(record, offset) for record, offset in zip(records, offsets, strict=True)], pa.binary()),
+        pa.array([_value(record, offset) for record, offset in zip(records, offsets, strict=True)], pa.utf8()),
+        pa.array([record.timestamp for record in records], pa.int64()),
+        nothing,
+        nothing,
+        pa.nulls(len(records), pa.utf8()),
+    ]
+    return as_task_batch(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), pa.array(offsets, pa.int64()))
+
+
+def _key(record: SimulatedRecord, position: int) -> bytes | None:
+    try:
+        return None if record.key is None else record.key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecords([Problem(f"/records/{position}/key", "is not Unicode text")]) from error
+
+
+def _value(record: SimulatedRecord, position: int) -> str | None:
+    if record.value is None:
+        return None
+    try:
+        text = json.dumps(record.value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except ValueError as error:  # NaN, infinities and lone surrogates, which Python's JSON reads
+        raise InvalidRecords([Problem(f"/records/{position}/value", "is not JSON")]) from error
+    return text
+
+
+def _outputs(result: ChainResult, partition: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    for (stream, records), causes in zip(result.outputs, result.offsets, strict=True):
+        targets = sink_partition_of(records.column("key"), count, partition)
+        for cause, target, record in zip(causes.tolist(), targets.tolist(), records.to_pylist(), strict=True):
+            yield cause, {"stream": stream, "partition": target, **_shown(record)}
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    start, end = record["window_start"], record["window_end"]
+    return {
+        "key": _text(record["key"]),
+        "value": None if record["value"] is None else json.loads(record["value"]),
+        "timestamp": record["timestamp"],
+        "window": None if start is None else {"start": start, "end": end},
+    }
+
+
+def _dropped(result: ChainResult) -> Iterator[tuple[int, dict[str, Any]]]:
+    for each in result.dropped:
+        for record in each.rows.to_pylist():
+            shown = {"key": _text(record["key"]), "timestamp": record["timestamp"]}
+            yield record["offset"], {"operator": each.operator, "reason": each.reason, **shown}
+
+
+def _items(node: Node, store: StoreSpec, entries: dict[bytes, bytes]) -> Iterator[dict[str, Any]]:
+    """The entries that live, in the order of their store keys."""
+    obs = codec.unpack_obs(entries[codec.OBS_KEY]) if codec.OBS_KEY in entries else clock.NOT_STARTED
+    ordered = [(key, entries[key]) for key in sorted(entries) if codec.is_entry(key)]
+    stamps, _ = codec.unpack_entries([value for _, value in ordered])
+    for (key, _), stamp in zip(ordered, stamps.tolist(), strict=True):
+        if obs - stamp <= store.interval_ms:
+            yield {**_identity(node.op, key), "window": None, "timestamp": stamp}
+
+
+def _identity(op: str, store_key: bytes) -> dict[str, Any]:
+    """What an entry is about; an identity that is kept as its hash shows no key."""
+    identity = codec.identity_of(store_key)
+    if op != "deduplicate_by_key_value":
+        return {"key": _text(identity), "value": None}
+    key, id_ = codec.split_pair(identity) if identity is not None else (None, None)
+    return {"key": _text(key), "value": {"id": _text(id_)}}
+
+
+def _text(key: bytes | None) -> str | None:
+    return None if key is None else key.decode("utf-8", "replace")

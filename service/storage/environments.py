@@ -1,0 +1,305 @@
+"""Which LMDB file may be trusted, and who in the world has it open.
+
+It knows locks, lineages of a file across crashes, and LMDB's own rules: a process opens an environment once,
+after it forked, through the one registry here. It refuses to know what is stored.
+
+    <base>/<restore number>/   one life of a replica; a later life has a higher number
+        lock                   flock'ed while a process has this life open; another process starts a life of its own
+        open                   the machine's boot id, while it is open: pages are not synced at each write, so after a
+                               machine restart a file that was not closed is worth nothing
+        data.mdb, lock.mdb     LMDB
+
+Slots of one instance are several processes that share its folder and hand tasks over to each other: so the lock
+is on each replica, not on the instance's folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import lmdb
+
+from service.streams.errors import ReplicaDamaged
+
+_MAP_BYTES = 64 << 30  # address space of a sparse map, not disk
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.PanicError,
+    lmdb.IncompatibleError,
+)
+
+
+@dataclass(slots=True)
+class Environment:
+    """One open LMDB environment with the three databases of a replica; shared inside the process."""
+
+    base: Path
+    folder: Path
+    lock: int
+    pid: int
+    env: lmdb.Environment
+    entries: lmdb._Database
+    expiry: lmdb._Database
+    meta: lmdb._Database
+    holders: int = 1
+    is_open: bool = True
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[lmdb.Transaction]:
+        """A transaction on `entries`. Raises ReplicaDamaged, after which the next open starts a new life."""
+        if self.pid != os.getpid():
+            raise RuntimeError(f"Replica {self.folder} was opened before this process forked")
+        try:
+            with self.env.begin(write=write, db=self.entries) as transaction:
+                yield transaction
+        except _DAMAGE as error:
+            _write_durably(self.folder / "open", "damaged")
+            raise ReplicaDamaged(str(self.folder), str(error)) from error
+
+
+IsWanted = Callable[[Environment], bool]
+
+_held: dict[Path, Environment] = {}
+_inherited: list[Environment] = []  # of the process that forked this one: never used, never closed
+_guard = threading.RLock()
+
+
+def acquire(base: Path, is_wanted: IsWanted) -> Environment:
+    """The environment at `base`, shared where this process has it open already.
+
+    A life of it that can not be trusted, or that `is_wanted` turns down, is deleted and a new one begun.
+    """
+    with _guard:
+        _set_inherited_aside()
+        held = _held.get(base)
+        if held is not None:
+            if _is_trusted(held, is_wanted):
+                held.holders += 1
+                return held
+            _close(held)
+        environment = _reopen(base, is_wanted) or _create(base)
+        _held[base] = environment
+        return environment
+
+
+def release(environment: Environment) -> None:
+    """Give it back; the last holder closes it cleanly, so that it outlives a machine restart."""
+    if not environment.is_open or environment.pid != os.getpid():
+        return
+    environment.env.sync(True)  # may take seconds, so not under the guard
+    with _guard:
+        environment.holders -= 1
+        if environment.is_open and environment.holders == 0:
+            _fill_up(environment.folder, environment.env)
+            environment.env.sync(True)
+            if _read(environment.folder / "open") == boot_id():
+                (environment.folder / "open").unlink()
+                _sync_folder(environment.folder)
+            _close(environment)
+
+
+def sweep(root: Path, unused_for_s: float) -> int:
+    """Delete the lives below `root` that nobody has open and nobody wrote to for a while; returns how many."""
+    limit = time.time() - unused_for_s
+    swept = 0
+    for name, _, files in os.walk(root):
+        folder = Path(name)
+        if "lock" not in files or _is_newer(folder / "data.mdb", limit):
+            continue  # a lock that is only tried would make an opener start a new life
+        lock = _lock(folder)
+        if lock is not None:
+            _remove(folder, lock)
+            swept += 1
+    return swept
+
+
+@cache
+def boot_id() -> str:
+    """The same as long as the machine is up; where that is not known, never the same twice."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return f"unknown-{uuid.uuid4()}"
+
+
+def _set_inherited_aside() -> None:
+    for environment in [held for held in _held.values() if held.pid != os.getpid()]:
+        del _held[environment.base]
+        _inherited.append(environment)
+        os.close(environment.lock)  # or the parent's lock would live as long as this process
+
+
+def _reopen(base: Path, is_wanted: IsWanted) -> Environment | None:
+    """The newest life that is free and can be trusted; all other free ones are deleted."""
+    chosen: Environment | None = None
+    for folder in _lives(base):
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        if chosen is None:
+            chosen = _open_trusted(base, folder, lock, is_wanted)
+            if chosen is not None:
+                continue
+        _remove(folder, lock)
+    return chosen
+
+
+def _open_trusted(base: Path, folder: Path, lock: int, is_wanted: IsWanted) -> Environment | None:
+    marker = _read(folder / "open")
+    if marker not in (None, boot_id()):
+        return None
+    try:
+        environment = _open(base, folder, lock, may_lack_tail=marker is not None)
+    except (lmdb.Error, ReplicaDamaged):
+        return None
+    if _is_trusted(environment, is_wanted):
+        return environment
+    environment.env.close()
+    return None
+
+
+def _is_trusted(environment: Environment, is_wanted: IsWanted) -> bool:
+    if _read(environment.folder / "open") != boot_id():
+        return False
+    try:
+        return is_wanted(environment)
+    except ReplicaDamaged:
+        return False
+
+
+def _missing_bytes(folder: Path, env: lmdb.Environment) -> int:
+    """How far LMDB maps pages beyond the file's end, where a read is a SIGBUS, not an error."""
+    mapped: int = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    return max(0, mapped - (folder / "data.mdb").stat().st_size)
+
+
+def _fill_up(folder: Path, env: lmdb.Environment) -> None:
+    """LMDB never writes pages that a transaction took and gave back, so a sound file may lack its tail."""
+    missing = _missing_bytes(folder, env)
+    if missing:
+        data = folder / "data.mdb"
+        os.truncate(data, data.stat().st_size + missing)
+
+
+def _create(base: Path) -> Environment:
+    """Begin a new life, numbered after all that are there, also after those that others have open."""
+    while True:
+        lives = _lives(base)
+        folder = base / str(int(lives[0].name) + 1 if lives else 0)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue  # another process was faster
+        (folder / "lock").touch(exist_ok=False)
+        lock = _lock(folder)
+        if lock is not None:
+            return _open(base, folder, lock, may_lack_tail=True)
+
+
+def _open(base: Path, folder: Path, lock: int, *, may_lack_tail: bool) -> Environment:
+    """Open LMDB at `folder`, marked as open before anything is written. Raises lmdb.Error and ReplicaDamaged."""
+    data = folder / "data.mdb"
+    if data.exists() and data.stat().st_size < 2 * os.sysconf("SC_PAGE_SIZE"):  # both of its meta pages
+        raise ReplicaDamaged(str(folder), "its file is torn")
+    _write_durably(folder / "open", boot_id())
+    env = lmdb.open(
+        str(folder),
+        map_size=_MAP_BYTES,
+        max_dbs=3,
+        sync=False,  # what a power cut loses is restored from the changelog; writemap was measured slower
+        meminit=False,
+        readahead=False,
+    )
+    try:
+        return _with_databases(base, folder, lock, env, may_lack_tail=may_lack_tail)
+    except (lmdb.Error, ReplicaDamaged):
+        env.close()
+        raise
+
+
+def _with_databases(base: Path, folder: Path, lock: int, env: lmdb.Environment, *, may_lack_tail: bool) -> Environment:
+    if may_lack_tail:
+        _fill_up(folder, env)
+    if _missing_bytes(folder, env):
+        raise ReplicaDamaged(str(folder), "its file is torn")
+    entries, expiry, meta = (env.open_db(name) for name in (b"entries", b"expiry", b"meta"))
+    return Environment(base, folder, lock, os.getpid(), env, entries, expiry, meta)
+
+
+def _lives(base: Path) -> list[Path]:
+    """Newest first."""
+    if not base.is_dir():
+        return []
+    return sorted((path for path in base.iterdir() if path.name.isdigit()), key=lambda path: -int(path.name))
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a life without waiting; None when another process has it, or has just removed it."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    if os.fstat(handle).st_nlink == 0:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _close(environment: Environment) -> None:
+    environment.is_open = False
+    environment.env.close()
+    os.close(environment.lock)
+    _held.pop(environment.base, None)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder)
+    os.close(lock)
+
+
+def _is_newer(path: Path, limit: float) -> bool:
+    try:
+        return path.stat().st_mtime > limit
+    except FileNotFoundError:
+        return False
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

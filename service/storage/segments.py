@@ -1,0 +1,219 @@
+"""Segments: immutable files of record batches, written once under their final name, read by range.
+
+It knows bytes: how batches become a file, where each one lies in it, and how to tell that a file is whole. It
+refuses to know streams' offsets, jobs and who may read what: a segment exists for others only once the catalog
+says so, and only the collector deletes.
+
+A segment is a concatenation of chunks; each chunk is one complete Arrow IPC stream (schema, one record batch
+with LZ4 bodies, end mark) at [byte_offset, byte_offset + byte_length). So one file carries batches of different
+schemas (records and changelog), and a reader fetches exactly the range it needs from any pyarrow filesystem.
+The crc32 of each chunk is kept in the catalog, apart from the bytes it judges.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs
+
+from service.faults import fault_point
+from service.streams.errors import SegmentDamaged, SegmentMissing
+from service.streams.records import CHANGELOG_SCHEMA, Chunk, ChunkMeta
+
+_WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # the slots fill the cores already
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+_FRESH_MAX_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """A segment in memory: its bytes, and for each batch where it lies in them."""
+
+    body: pa.Buffer
+    chunks: list[ChunkMeta]
+    batches: list[pa.RecordBatch]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file."""
+        return int(self.body.size)
+
+
+def path_of(segment_id: str) -> str:
+    """The one name a segment ever has, relative to the storage location."""
+    return f"segments/{segment_id[:2]}/{segment_id}.arrows"
+
+
+def encode_segment(batches: Sequence[tuple[str, int, pa.RecordBatch]]) -> EncodedSegment:
+    """Lay (stream_id, partition, batch) after one another; chunk i of the result is batch i of the input."""
+    sink = pa.BufferOutputStream()
+    ends = [0]
+    for _, _, batch in batches:
+        with pa.ipc.new_stream(sink, batch.schema, options=_WRITE_OPTIONS) as writer:
+            writer.write_batch(batch)
+        ends.append(sink.tell())
+    body = sink.getvalue()
+    chunks = [
+        _meta(stream_id, partition, batch, start, body[start:end])
+        for (stream_id, partition, batch), start, end in zip(batches, ends, ends[1:], strict=False)
+    ]
+    return EncodedSegment(body, chunks, [batch for _, _, batch in batches])
+
+
+def _meta(stream_id: str, partition: int, batch: pa.RecordBatch, start: int, chunk_body: pa.Buffer) -> ChunkMeta:
+    lowest, highest = _time_range(batch)
+    return ChunkMeta(
+        stream_id=stream_id,
+        partition=partition,
+        records=batch.num_rows,
+        min_timestamp=lowest,
+        max_timestamp=highest,
+        byte_offset=start,
+        byte_length=chunk_body.size,
+        crc32=zlib.crc32(chunk_body),
+    )
+
+
+def _time_range(batch: pa.RecordBatch) -> tuple[int, int]:
+    """(0, 0) for a changelog, whose entries have no time, and for a batch without rows."""
+    if "timestamp" not in batch.schema.names or batch.num_rows == 0:
+        return 0, 0
+    ends = pc.min_max(batch.column("timestamp"))
+    return ends["min"].as_py(), ends["max"].as_py()
+
+
+def decode_chunk(data: pa.Buffer | bytes, chunk: Chunk) -> pa.RecordBatch:
+    """The batch in `data`, the bytes of `chunk`. Raises SegmentDamaged when they are not what was written."""
+    if len(data) != chunk.byte_length:
+        raise SegmentDamaged(
+            chunk.path, f"{chunk.byte_length} bytes expected at {chunk.byte_offset}, {len(data)} there"
+        )
+    found = zlib.crc32(data)
+    if found != chunk.crc32:
+        raise SegmentDamaged(chunk.path, f"checksum of chunk {chunk.index} is {found:08x}, not {chunk.crc32:08x}")
+    try:
+        batch = pa.ipc.open_stream(data, options=_READ_OPTIONS).read_next_batch()
+    except (pa.ArrowInvalid, StopIteration) as error:
+        raise SegmentDamaged(chunk.path, f"chunk {chunk.index} is not an Arrow stream: {error}") from error
+    if batch.num_rows != chunk.records:
+        raise SegmentDamaged(chunk.path, f"chunk {chunk.index} holds {batch.num_rows} records, not {chunk.records}")
+    return batch
+
+
+def open_storage(location: str) -> Storage:
+    """The storage at a URI that pyarrow knows (file, s3, hdfs, …) or at a plain folder path."""
+    if "://" in location:
+        filesystem, base = fs.FileSystem.from_uri(location)
+    else:
+        filesystem, base = fs.LocalFileSystem(), str(Path(location).absolute())
+    return Storage(filesystem, base)
+
+
+class Storage:
+    """One storage location. Safe to share between threads."""
+
+    def __init__(self, filesystem: fs.FileSystem, base: str) -> None:
+        self._fs = filesystem
+        self._base = base.rstrip("/")
+        self._durable_folders: set[str] = set()
+        self._fresh = _FreshChanges()
+
+    def write(self, path: str, segment: EncodedSegment) -> None:
+        """Write `segment` under its final name and make it survive a power cut.
+
+        Raises FileExistsError: a name is used once, whatever became of the first attempt.
+        """
+        full = self._full(path)
+        fault_point("segment.before_write")
+        folder = full.rpartition("/")[0]
+        self._make_folder(folder)
+        if self._fs.get_file_info(full).type != fs.FileType.NotFound:
+            raise FileExistsError(f"Segment {path} was written before")
+        with self._fs.open_output_stream(full) as out:
+            out.write(segment.body)
+        self._sync(full)
+        self._sync(folder)
+        self._fresh.keep(path, segment.batches)
+        fault_point("segment.after_write")
+
+    def read_chunk(self, chunk: Chunk) -> pa.RecordBatch:
+        """The record batch of `chunk`. Raises SegmentMissing and SegmentDamaged, which name the file."""
+        fresh = self._fresh.take(chunk)
+        return fresh if fresh is not None else decode_chunk(self._read(chunk), chunk)
+
+    def check(self) -> None:
+        """Make sure the location is there, and can be reached. Raises OSError."""
+        self._fs.create_dir(self._base, recursive=True)
+
+    def delete(self, path: str) -> None:
+        """Remove a segment file; one that is gone already is fine. Only the collector calls this."""
+        try:
+            self._fs.delete_file(self._full(path))
+        except FileNotFoundError:
+            return
+
+    def _read(self, chunk: Chunk) -> pa.Buffer:
+        try:
+            with self._fs.open_input_file(self._full(chunk.path)) as file:
+                file.seek(chunk.byte_offset)
+                return file.read_buffer(chunk.byte_length)
+        except FileNotFoundError as error:
+            raise SegmentMissing(chunk.path) from error
+
+    def _full(self, path: str) -> str:
+        return f"{self._base}/{path}" if self._base else path
+
+    def _make_folder(self, folder: str) -> None:
+        """Create it and make its name, and its parents' names, durable; once per process."""
+        if folder in self._durable_folders:
+            return
+        self._fs.create_dir(folder, recursive=True)
+        for ancestor in [*reversed(Path(folder).relative_to(self._base or ".").parents)]:
+            self._sync(f"{self._base}/{ancestor}")
+        self._durable_folders.add(folder)
+
+    def _sync(self, full: str) -> None:
+        """fsync a file or folder of the local file system; every other one is durable when its write returns."""
+        if not isinstance(self._fs, fs.LocalFileSystem):
+            return
+        handle = os.open(full, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _FreshChanges:
+    """Changelog batches that this process has just written: its own replay reads them next, once.
+
+    Bounded in bytes, oldest out first; records are not kept, other processes read those.
+    """
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[tuple[str, int], pa.RecordBatch] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def keep(self, path: str, batches: Sequence[pa.RecordBatch]) -> None:
+        with self._lock:
+            for index, batch in enumerate(batches):
+                if batch.schema.equals(CHANGELOG_SCHEMA) and batch.nbytes <= _FRESH_MAX_BYTES:
+                    self._batches[path, index] = batch
+                    self._bytes += batch.nbytes
+            while self._bytes > _FRESH_MAX_BYTES:
+                self._bytes -= self._batches.popitem(last=False)[1].nbytes
+
+    def take(self, chunk: Chunk) -> pa.RecordBatch | None:
+        with self._lock:
+            batch = self._batches.pop((chunk.path, chunk.index), None)
+            if batch is not None:
+                self._bytes -= batch.nbytes
+            return batch

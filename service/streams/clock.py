@@ -1,0 +1,23 @@
+"""Stream time: the one judge of how far an operator has come.
+
+It knows timestamps of records; it refuses to know a wall clock. Times are int64 milliseconds.
+An operator's `obs` is the highest timestamp of the records that reached it (semantics.md, Time).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+NOT_STARTED = -1  # stream time before the first record
+
+
+def observe(obs: int, timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Stream time as each record sees it, itself included: the running maximum, starting from `obs`."""
+    running = np.maximum.accumulate(timestamps)
+    return np.maximum(running, obs, out=running)
+
+
+def latest(obs: int, running: npt.NDArray[np.int64]) -> int:
+    """Stream time after the records whose running time is `running`; `obs` when there were none."""
+    return int(running[-1]) if len(running) else obs

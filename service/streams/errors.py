@@ -1,0 +1,402 @@
+"""Every way in which Millrace says no, as one tree.
+
+    StreamError
+    ├── InvalidInput                          422  what was sent is malformed; carries Problems
+    │   ├── InvalidSpec
+    │   └── InvalidRecords
+    ├── InvalidExpression                     422  the spec layer adds the pointer
+    ├── ExpressionFailed                           at run time, on one row of one batch
+    ├── SegmentUnreadable
+    │   ├── SegmentDamaged
+    │   └── SegmentMissing
+    ├── ReplicaDamaged                             open it again: it starts anew
+    ├── Unknown                               404
+    │   ├── UnknownStream
+    │   ├── UnknownPartition
+    │   ├── UnknownJob
+    │   ├── UnknownStore
+    │   ├── UnknownInstance
+    │   ├── UnknownSlot
+    │   └── UnknownKey
+    ├── Conflict                              409
+    │   ├── StreamExists
+    │   ├── StreamInUse
+    │   ├── JobExists
+    │   ├── JobConflict
+    │   ├── IllegalTransition
+    │   ├── IdempotencyInFlight
+    │   ├── SegmentNotPending
+    │   └── StaleEpoch
+    ├── StaleTag                              412
+    ├── CatalogUnavailable                    503  the outcome is unknown: ask again under the same id
+    ├── StorageUnavailable                    503  nothing was stored
+    ├── InternalStream                        403
+    ├── OffsetTruncated                       410
+    ├── InstanceGone                          410
+    ├── BufferFull                            429
+    ├── PayloadTooLarge                       413
+    ├── UnsupportedMediaType                  415
+    ├── KeyNotText                            422  ask for the keys as base64
+    └── IdempotencyConflict                   422
+
+It knows the facts and their words; it refuses to know HTTP (the numbers above are drawn for the reader,
+`service.problems` owns the table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with what was sent: a JSON pointer into the body, and what is wrong there."""
+
+    pointer: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.pointer or '(the body)'}: {self.detail}"
+
+
+class StreamError(Exception):
+    """Something in the world of streams is not as it was asked for."""
+
+    code: ClassVar[str] = "stream_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidInput(StreamError):
+    """What was sent is malformed; `errors` says where and how."""
+
+    code = "invalid_input"
+    subject: ClassVar[str] = "The input"
+
+    def __init__(self, errors: Sequence[Problem]) -> None:
+        self.errors = list(errors)
+        super().__init__(f"{self.subject} is not valid: " + "; ".join(str(error) for error in self.errors[:3]))
+
+
+class InvalidSpec(InvalidInput):
+    """A job or stream specification is not valid."""
+
+    code = "invalid_spec"
+    subject = "The specification"
+
+
+class InvalidRecords(InvalidInput):
+    """Records are not valid; none of the request was accepted."""
+
+    code = "invalid_records"
+    subject = "The request's records"
+
+
+class InvalidExpression(StreamError):
+    """The text is not an expression that Millrace runs; `detail` says why."""
+
+    code = "invalid_expression"
+
+    def __init__(self, detail: str) -> None:
+        self.detail = detail
+        super().__init__(detail)
+
+
+class ExpressionFailed(StreamError):
+    """An expression failed on a record. `row` is its index in the batch at hand, `offset` its source offset."""
+
+    code = "expression_failed"
+
+    def __init__(self, operator: str, row: int, detail: str, offset: int | None = None) -> None:
+        self.operator, self.row, self.detail, self.offset = operator, row, detail, offset
+        place = f"row {row}" if offset is None else f"source offset {offset}"
+        super().__init__(f"Operator {operator!r} failed on {place}: {detail}")
+
+
+class SegmentUnreadable(StreamError):
+    """A segment file can not be read; `path` names it."""
+
+    code = "segment_unreadable"
+
+    def __init__(self, path: str, message: str) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class SegmentDamaged(SegmentUnreadable):
+    """A segment file does not hold what the catalog says it holds."""
+
+    code = "segment_damaged"
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.detail = detail
+        super().__init__(path, f"Segment {path} is damaged: {detail}")
+
+
+class SegmentMissing(SegmentUnreadable):
+    """A segment file that the catalog names is not there."""
+
+    code = "segment_missing"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, f"Segment {path} is missing")
+
+
+class ReplicaDamaged(StreamError):
+    """A replica's file can not be read or was written by somebody else; opened again, it starts anew."""
+
+    code = "replica_damaged"
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.path, self.detail = path, detail
+        super().__init__(f"Replica {path} is damaged: {detail}")
+
+
+class Unknown(StreamError):
+    """What was named does not exist."""
+
+    code = "unknown"
+    noun: ClassVar[str] = "Resource"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{self.noun} {name!r} does not exist")
+
+
+class UnknownStream(Unknown):
+    """No stream has this name."""
+
+    code = "unknown_stream"
+    noun = "Stream"
+
+
+class UnknownPartition(Unknown):
+    """The stream has no such partition."""
+
+    code = "unknown_partition"
+    noun = "Partition"
+
+
+class UnknownJob(Unknown):
+    """No job has this name."""
+
+    code = "unknown_job"
+    noun = "Job"
+
+
+class UnknownStore(Unknown):
+    """No store has this name."""
+
+    code = "unknown_store"
+    noun = "Store"
+
+
+class UnknownInstance(Unknown):
+    """No instance has this id."""
+
+    code = "unknown_instance"
+    noun = "Instance"
+
+
+class UnknownSlot(Unknown):
+    """No slot has this id."""
+
+    code = "unknown_slot"
+    noun = "Slot"
+
+
+class UnknownKey(Unknown):
+    """No API key has this id."""
+
+    code = "unknown_key"
+    noun = "API key"
+
+
+class Conflict(StreamError):
+    """What was asked for contradicts what is there."""
+
+    code = "conflict"
+
+
+class StreamExists(Conflict):
+    """Another stream has this name."""
+
+    code = "stream_exists"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Stream {name!r} already exists")
+
+
+class StreamInUse(Conflict):
+    """Jobs read or write the stream."""
+
+    code = "stream_in_use"
+
+    def __init__(self, name: str, users: Sequence[str] = ()) -> None:
+        self.name, self.users = name, list(users)
+        by = f" by {', '.join(users)}" if users else ""
+        super().__init__(f"Stream {name!r} is in use{by}")
+
+
+class JobExists(Conflict):
+    """A job with this name and another specification exists."""
+
+    code = "job_exists"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Job {name!r} already exists with another specification")
+
+
+class JobConflict(Conflict):
+    """The job clashes with something that is not a job of the same name."""
+
+    code = "job_conflict"
+
+
+class IllegalTransition(Conflict):
+    """The job's state does not allow the verb."""
+
+    code = "illegal_transition"
+
+    def __init__(self, state: str, verb: str) -> None:
+        self.state, self.verb = state, verb
+        super().__init__(f"A job that is {state} can not {verb}")
+
+
+class IdempotencyInFlight(Conflict):
+    """A request with this Idempotency-Key is being worked on."""
+
+    code = "idempotency_in_flight"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"A request with the Idempotency-Key {key!r} is in flight")
+
+
+class SegmentNotPending(Conflict):
+    """The segment was never registered, or is published or dropped already: it can not be published."""
+
+    code = "segment_not_pending"
+
+    def __init__(self, segment: str, state: str | None) -> None:
+        self.segment, self.state = segment, state
+        super().__init__(f"Segment {segment} is {state or 'not registered'}, not pending")
+
+
+class StaleEpoch(Conflict):
+    """The task has another owner, or another commit came first."""
+
+    code = "stale_epoch"
+
+    def __init__(self, task: str, message: str | None = None) -> None:
+        self.task = task
+        super().__init__(message or f"Task {task} is held under another epoch or version")
+
+
+class StaleTag(StreamError):
+    """The resource changed since the caller read it."""
+
+    code = "stale_tag"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{name!r} was changed by someone else: read it again")
+
+
+class CatalogUnavailable(StreamError):
+    """The catalog did not answer; whether the transaction counts is settled by asking again."""
+
+    code = "catalog_unavailable"
+
+
+class StorageUnavailable(StreamError):
+    """The storage did not take what was to be written; nothing of it counts."""
+
+    code = "storage_unavailable"
+
+
+class InternalStream(StreamError):
+    """An internal stream can be read, never written, truncated or deleted by people."""
+
+    code = "internal_stream"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Stream {name!r} is internal: it can be read, not changed")
+
+
+class OffsetTruncated(StreamError):
+    """The offset lies below the start of the partition."""
+
+    code = "offset_truncated"
+
+    def __init__(self, start_offset: int) -> None:
+        self.start_offset = start_offset
+        super().__init__(f"The partition starts at offset {start_offset}")
+
+
+class InstanceGone(StreamError):
+    """The instance lost its lease, or another incarnation took its place; it may join again."""
+
+    code = "instance_gone"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{name} is gone: join again")
+
+
+class BufferFull(StreamError):
+    """The append buffer is full; `retry_after_s` says when to come back."""
+
+    code = "buffer_full"
+
+    def __init__(self, retry_after_s: int) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"The append buffer is full, retry in {retry_after_s} s")
+
+
+class PayloadTooLarge(StreamError):
+    """The body is larger than the limit."""
+
+    code = "payload_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(f"The body is larger than {limit_bytes} bytes")
+
+
+class UnsupportedMediaType(StreamError):
+    """The body's media type is not one that this resource reads."""
+
+    code = "unsupported_media_type"
+
+    def __init__(self, media_type: str, supported: Sequence[str] = ()) -> None:
+        self.media_type, self.supported = media_type, list(supported)
+        known = f"; supported: {', '.join(supported)}" if supported else ""
+        super().__init__(f"Media type {media_type!r} is not supported{known}")
+
+
+class KeyNotText(StreamError):
+    """A key was asked for as text, and its bytes are not UTF-8."""
+
+    code = "key_not_text"
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        super().__init__(f"The key at offset {offset} is not UTF-8: ask with key_encoding=base64")
+
+
+class IdempotencyConflict(StreamError):
+    """The Idempotency-Key was used with another body."""
+
+    code = "idempotency_conflict"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(f"The Idempotency-Key {key!r} was used with another body")

@@ -1,0 +1,38 @@
+"""Which records of a batch are duplicates: one pass, state by dense id (KIP-655, semantics.md, Deduplicate)."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+ABSENT = np.int64(np.iinfo(np.int64).min)  # the stored timestamp that means "no entry"
+_INT32S = nb.types.Array(nb.int32, 1, "C", readonly=True)
+_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
+
+
+@nb.njit(
+    nb.void(
+        _INT32S, _INT64S, _INT64S, _INT64S, nb.int64, nb.int64[::1], nb.int64[::1], nb.bool_[::1], nb.bool_[::1]
+    ),
+    cache=True,
+)
+def deduplicate(ids, timestamps, running, offsets, interval, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
+    """For each record: ids[i] < 0 has no identity; running[i] is stream time including it.
+
+    Reads and writes stamps, origins (the stored timestamp and offset of each id, ABSENT = none) and sets
+    changed[id] where they moved and forward[i] where the record goes on. Times are never negative, so no
+    subtraction overflows.
+    """
+    for i in range(len(ids)):
+        one = ids[i]
+        forward[i] = True
+        if one < 0:
+            continue
+        timestamp, oldest = timestamps[i], running[i] - interval
+        stored = stamps[one]
+        if stored != ABSENT and stored >= oldest and abs(timestamp - stored) <= interval:
+            forward[i] = False
+        elif timestamp >= oldest:
+            stamps[one] = timestamp
+            origins[one] = offsets[i]
+            changed[one] = True

@@ -1,0 +1,152 @@
+"""deduplicate_by_key, deduplicate_by_key_value, deduplicate: the first record of an identity goes on.
+
+It knows KIP-655 (semantics.md, Deduplicate) with `obs` kept in the store; it refuses to know batches:
+every cut of the input gives the same output. Records without an identity go on and are not stored, but
+like every record they move `obs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.streams import clock, codec
+from service.streams.kernels.deduplicate import deduplicate
+from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
+from service.streams.operators.select_key import as_bytes
+from service.streams.operators.step import OnError, Step, evaluate_for
+from service.streams.records import Dropped, StateReader
+
+Identities = tuple[npt.NDArray[np.int32], pa.Array]  # dense id per record (-1 = none), identity per id
+
+
+class DeduplicateByKeySpec(Spec):
+    """`{"op": "deduplicate_by_key", "name", "interval_ms"}`: within a key"""
+
+    op: Literal["deduplicate_by_key"]
+    name: OperatorName
+    interval_ms: Duration
+
+
+class DeduplicateByKeyValueSpec(Spec):
+    """`{"op": "deduplicate_by_key_value", "name", "id": expression, "interval_ms"}`: within (key, id)"""
+
+    op: Literal["deduplicate_by_key_value"]
+    name: OperatorName
+    id: TextExpression
+    interval_ms: Duration
+
+
+class DeduplicateSpec(Spec):
+    """`{"op": "deduplicate", "name", "id": expression, "interval_ms"}`: within an id, whatever the key"""
+
+    op: Literal["deduplicate"]
+    name: OperatorName
+    id: TextExpression
+    interval_ms: Duration
+
+
+AnyDeduplicateSpec = DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec
+
+
+class Deduplicate:
+    """Runs any of the three: they differ in what an identity is, and in nothing else."""
+
+    def __init__(self, spec: AnyDeduplicateSpec, name: str, on_error: OnError) -> None:
+        self.name, self.on_error, self.interval_ms = name, on_error, spec.interval_ms
+        self.expressions = {} if isinstance(spec, DeduplicateByKeySpec) else {"id": admitted(spec.id)}
+        self.identify = _IDENTIFY[spec.op]
+
+    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+        """The records that are no duplicates, in order; the entries that they leave; the duplicates, dropped."""
+        if state is None:
+            raise TypeError(f"{self.name} keeps state")
+        rows, ids, dropped = batch, None, []
+        if self.expressions:
+            done = evaluate_for(self.name, self.expressions, batch, self.on_error)
+            rows, ids, dropped = done.rows, as_bytes(done.results.column("id")), done.dropped
+        if not rows.num_rows:
+            return Step(rows, dropped=dropped)
+        return self._judge(rows, self.identify(rows.column("key"), ids), state, dropped)
+
+    def _judge(
+        self, rows: pa.RecordBatch, identities: Identities, state: StateReader, dropped: list[Dropped]
+    ) -> Step:
+        ids, distinct = identities
+        entries = _Entries(distinct, state)
+        obs = codec.unpack_obs(packed) if (packed := state.get(codec.OBS_KEY)) else clock.NOT_STARTED
+        timestamps = rows.column("timestamp").to_numpy()
+        running = clock.observe(obs, timestamps)
+        forward = np.empty(len(ids), np.bool_)
+        origins = rows.column("offset").to_numpy()
+        deduplicate(
+            ids, timestamps, running, origins, self.interval_ms, entries.stamps, entries.origins, entries.changed, forward
+        )
+        now = clock.latest(obs, running)
+        changes = entries.changes(now if now != obs else None)
+        if forward.all():
+            return Step(rows, changes, dropped)
+        duplicates = Dropped(self.name, "duplicate", rows.filter(pa.array(~forward)))
+        return Step(rows.filter(pa.array(forward)), changes, [*dropped, duplicates])
+
+
+class _Entries:
+    """The stored entries of a batch's identities as arrays by dense id: read once, written once, in key order."""
+
+    def __init__(self, identities: pa.Array, state: StateReader) -> None:
+        keys = codec.store_keys(identities)
+        self._order = pc.array_sort_indices(keys)
+        self._keys = keys.take(self._order)
+        ranked = self._order.to_numpy()
+        stored = state.get_many(self._keys.to_numpy(zero_copy_only=False).tolist(), codec.ABSENT_ENTRY)
+        self.stamps, self.origins = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+        self.stamps[ranked], self.origins[ranked] = codec.unpack_entries(stored)
+        self.changed = np.zeros(len(keys), np.bool_)
+
+    def changes(self, obs: int | None) -> pa.RecordBatch | None:
+        """The entries that moved (CHANGELOG_SCHEMA), with stream time if it moved; None when nothing did."""
+        ranked = self._order.to_numpy()
+        written = self.changed[ranked]
+        if obs is None and not written.any():
+            return None
+        moved = ranked[written]
+        entries = codec.pack_entries(self.stamps[moved], self.origins[moved])
+        return codec.changelog(self._keys.filter(pa.array(written)), entries, obs)
+
+
+def _by_key(keys: pa.Array, ids: pa.Array | None) -> Identities:
+    encoded = keys.dictionary_encode()
+    return _dense(encoded.indices), encoded.dictionary
+
+
+def _by_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
+    return _by_key(ids, None)
+
+
+def _by_key_and_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
+    """Dense ids of pairs: the two are encoded alone, so that only distinct pairs are ever joined as bytes."""
+    key_ids, distinct_keys = _by_key(keys, None)
+    id_ids, distinct_ids = _by_key(ids, None)
+    width = max(len(distinct_ids), 1)
+    paired = key_ids.astype(np.int64) * width + id_ids
+    encoded = pa.array(paired, mask=(key_ids < 0) | (id_ids < 0)).dictionary_encode()
+    pairs = encoded.dictionary.to_numpy()
+    identities = codec.pair_identities(distinct_keys.take(pa.array(pairs // width)), distinct_ids.take(pa.array(pairs % width)))
+    return _dense(encoded.indices), identities
+
+
+def _dense(indices: pa.Array) -> npt.NDArray[np.int32]:
+    found: npt.NDArray[np.int32] = indices.fill_null(-1).to_numpy()
+    return found
+
+
+_IDENTIFY: dict[str, Callable[[pa.Array, pa.Array | None], Identities]] = {
+    "deduplicate_by_key": _by_key,
+    "deduplicate_by_key_value": _by_key_and_id,
+    "deduplicate": _by_id,
+}

@@ -1,0 +1,74 @@
+"""The kinds of fields that operator and job specifications are made of.
+
+It knows the limits of each; it refuses to know which specification uses it. No coercion: a string is
+never taken for a number, a boolean never for an integer.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated
+
+import pyarrow as pa
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from service.streams.errors import InvalidExpression
+from service.streams.expressions import Expression
+
+MAX_INT64 = 2**63 - 1
+JOB_NAME = r"^[a-z][a-z0-9_]{0,63}\z"
+STREAM_NAME = r"^[a-z][a-z0-9_.-]{0,127}\z"
+
+
+class Spec(BaseModel):
+    """A part of a specification: immutable, strict, and without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def problem(detail: str) -> PydanticCustomError:
+    """A finding whose words go to the person as they are."""
+    return PydanticCustomError("millrace", "{detail}", {"detail": detail})
+
+
+@lru_cache(maxsize=1024)
+def admitted(text: str) -> Expression:
+    """The expression of a text that passed the gate; raises InvalidExpression."""
+    return Expression(text)
+
+
+def _admit(text: str) -> str:
+    try:
+        admitted(text).type_of()
+    except InvalidExpression as error:
+        raise problem(error.detail) from error
+    return text
+
+
+def _yields_boolean(text: str) -> str:
+    found = admitted(text).type_of()
+    if not pa.types.is_boolean(found):
+        raise problem(f"must be a condition (boolean), this is {found}")
+    return text
+
+
+def _yields_text(text: str) -> str:
+    found = admitted(text).type_of()
+    if not is_textual(found):
+        raise problem(f"must give text, an integer or a boolean, this is {found}; write (…)::varchar for its text")
+    return text
+
+
+def is_textual(kind: pa.DataType) -> bool:
+    """Whether values of this type have one obvious text, fit for a key or an identity."""
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return is_text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+ExpressionText = Annotated[str, Field(min_length=1), AfterValidator(_admit)]
+Condition = Annotated[ExpressionText, AfterValidator(_yields_boolean)]
+TextExpression = Annotated[ExpressionText, AfterValidator(_yields_text)]
+OperatorName = Annotated[str, Field(pattern=JOB_NAME)]
+StreamName = Annotated[str, Field(pattern=STREAM_NAME)]
+Duration = Annotated[int, Field(ge=0, le=MAX_INT64)]

@@ -1,0 +1,45 @@
+"""Which partition a key belongs to: murmur2 of its bytes, as Kafka's default partitioner says.
+
+It knows keys and a partition count; it refuses to know streams.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from service.streams.kernels import murmur2 as kernel
+
+_NOTHING = np.zeros(1, np.uint8)
+
+
+def murmur2(key: bytes) -> int:
+    """Kafka's hash of one key: a signed 32-bit integer, equal to Java's."""
+    return int(kernel.murmur2(np.frombuffer(key, np.uint8) if key else _NOTHING, 0, len(key)))
+
+
+def partition_of(keys: pa.Array, count: int, round_robin_start: int = 0) -> npt.NDArray[np.int32]:
+    """Partition of each key (binary or utf8) among `count`; null keys take turns from `round_robin_start` on."""
+    found = _hashed(keys, count)
+    if keys.null_count:
+        nulls = np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))
+        found[nulls] = (round_robin_start + np.arange(len(nulls))) % count
+    return found
+
+
+def sink_partition_of(keys: pa.Array, count: int, task_partition: int) -> npt.NDArray[np.int32]:
+    """As `partition_of`, but null keys stay with their task: its partition mod `count`."""
+    found = _hashed(keys, count)
+    if keys.null_count:
+        found[keys.is_null().to_numpy(zero_copy_only=False)] = task_partition % count
+    return found
+
+
+def _hashed(keys: pa.Array, count: int) -> npt.NDArray[np.int32]:
+    found = np.zeros(len(keys), np.int32)
+    if count > 1 and len(keys):
+        _, offsets, data = keys.buffers()
+        ends = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+        kernel.partitions(np.frombuffer(data, np.uint8) if data else _NOTHING, ends, count, found)
+    return found

@@ -1,0 +1,106 @@
+"""The nouns as Arrow schemas: a batch of records, a batch of a task, a batch of changes to a store.
+
+It knows the shape of a record; it refuses to know what any operator does with one, where a batch comes
+from and where it goes.
+
+record     key: bytes or null · value: JSON text or null · timestamp: ms · window [start, end) or null ·
+           headers: JSON object text or null
+task       the same plus the source offset that caused it, as the last column
+changelog  key -> value bytes, null value = deleted; sorted by key, each key at most once
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import pyarrow as pa
+
+RECORD_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.utf8()),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("window_start", pa.int64()),
+        pa.field("window_end", pa.int64()),
+        pa.field("headers", pa.utf8()),
+    ]
+)
+TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("offset", pa.int64()))
+CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """What a replica must know about a store to keep it: its names, and how its entries expire."""
+
+    name: str
+    operator: str
+    type: Literal["key_value"]
+    changelog: str
+    kind: Literal["deduplicate"]
+    interval_ms: int
+
+
+class ChunkMeta(NamedTuple):
+    """One record batch inside a segment, as its writer describes it before it has offsets.
+
+    `byte_offset` and `byte_length` say where it lies in the file, `crc32` what its bytes sum up to.
+    """
+
+    stream_id: str
+    partition: int
+    records: int
+    min_timestamp: int
+    max_timestamp: int
+    byte_offset: int
+    byte_length: int
+    crc32: int
+
+
+class Chunk(NamedTuple):
+    """One published record batch: where its bytes lie, and the offset of its first record.
+
+    `index` is its place among the chunks of its segment; (`segment`, `index`) names it for ever.
+    """
+
+    path: str
+    segment: str
+    index: int
+    byte_offset: int
+    byte_length: int
+    crc32: int
+    first_offset: int
+    records: int
+
+
+class StateReader(Protocol):
+    """One consistent view of a store at the position of its replica."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def get_many(self, keys: list[bytes], default: bytes) -> list[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Records that an operator did not let through: `rows` as they reached it (TASK_SCHEMA)."""
+
+    operator: str
+    reason: str
+    rows: pa.RecordBatch
+
+
+def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The records of a task batch, without their source offsets; no copy."""
+    return batch.select(RECORD_SCHEMA.names)
+
+
+def as_task_batch(records: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
+    """Records (RECORD_SCHEMA) with their source offsets (int64): what a task is fed. No copy."""
+    return pa.RecordBatch.from_arrays([*records.columns, offsets], schema=TASK_SCHEMA)
+
+
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of `schema` without rows."""
+    return pa.RecordBatch.from_pylist([], schema=schema)

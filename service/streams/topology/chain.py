@@ -1,0 +1,86 @@
+"""A sub-topology at work: one batch through its operators, in order, to its sinks.
+
+It knows how steps connect; it refuses to know what a step does, where state is kept and who commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from service.streams import clock
+from service.streams.operators import OperatorSpec, operator_of
+from service.streams.operators.filter import Filter, FilterSpec
+from service.streams.operators.step import OnError, Operator
+from service.streams.records import Dropped, StateReader, as_records
+from service.streams.topology.graph import Node, Sink, SubTopology
+
+_SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult:
+    """What a batch became.
+
+    `outputs`: per sink its stream and records (RECORD_SCHEMA); `offsets`: per output the source offset that
+    caused each record (int64). `changes`: CHANGELOG_SCHEMA by store name, of the stores that moved.
+    `stream_time`: the highest timestamp of the batch.
+    """
+
+    outputs: list[tuple[str, pa.RecordBatch]]
+    offsets: list[npt.NDArray[np.int64]]
+    changes: dict[str, pa.RecordBatch]
+    dropped: list[Dropped]
+    stream_time: int
+
+
+class Chain:
+    """The operators of one sub-topology. Holds no state between batches."""
+
+    def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
+        self._nodes = [(node.store, _operator(node, on_error)) for node in sub_topology.nodes]
+        self._sinks = [(sink.stream, _gate(i, sink, on_error)) for i, sink in enumerate(sub_topology.sinks)]
+
+    def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
+        """One batch (TASK_SCHEMA, in source order) against the state as of its first record.
+
+        Raises ExpressionFailed naming operator and source offset, unless the job drops failing records.
+        """
+        stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
+        result = ChainResult([], [], {}, [], stream_time)
+        for store, operator in self._nodes:
+            if not batch.num_rows:
+                break
+            step = operator.process(batch, states[store.name] if store else None)
+            if store and step.changes is not None:
+                result.changes[store.name] = step.changes
+            result.dropped.extend(step.dropped)
+            batch = step.forward
+        for stream, gate in self._sinks:
+            self._deliver(batch, stream, gate, result)
+        return result
+
+    @staticmethod
+    def _deliver(batch: pa.RecordBatch, stream: str, gate: Filter | None, result: ChainResult) -> None:
+        if gate is not None and batch.num_rows:
+            step = gate.process(batch)
+            result.dropped.extend(step.dropped)
+            batch = step.forward
+        result.outputs.append((stream, as_records(batch)))
+        result.offsets.append(batch.column("offset").to_numpy())
+
+
+def _operator(node: Node, on_error: OnError) -> Operator:
+    return operator_of(_SPECS.validate_python(node.spec), node.name, on_error)
+
+
+def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:
+    if sink.where is None:
+        return None
+    return Filter(FilterSpec(op="filter", where=sink.where), f"sink-{position}", on_error)

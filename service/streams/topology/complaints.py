@@ -1,0 +1,79 @@
+"""What a person reads when a specification is not valid: a JSON pointer and plain words.
+
+It knows pydantic's findings; it refuses to find anything itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from service.streams.errors import Problem
+from service.streams.operators import AVAILABLE, PLANNED
+
+_CHOICES = {"source", "sink", "start"}  # fields whose location carries the tag of the shape that was tried
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is not a known field",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "int_parsing_size": "must be an integer of at most 64 bits",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_short": "must have at least {min_length} character(s)",
+    "string_too_long": "must have at most {max_length} characters",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} item(s), has {actual_length}",
+    "too_long": "must have at most {max_length} items, has {actual_length}",
+    "literal_error": "must be one of {expected}",
+    "union_tag_not_found": "is required: one of " + ", ".join(AVAILABLE),
+}
+
+
+def complaints(error: ValidationError, body: object) -> list[Problem]:
+    """Every finding as a Problem, in the order of the fields."""
+    return [Problem(_pointer(finding), _detail(finding)) for finding in error.errors(include_url=False)]
+
+
+def pointer(*parts: str | int) -> str:
+    """A JSON pointer (RFC 6901)."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def _pointer(finding: ErrorDetails) -> str:
+    place = list(finding["loc"])
+    if len(place) > 2 and place[0] == "operators":
+        del place[2]  # the operator's tag
+    elif len(place) > 1 and place[0] in _CHOICES:
+        del place[1]
+    if place and place[-1] == "[key]":
+        place.pop()
+    if finding["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        place.append("op")
+    return pointer(*place)
+
+
+def _detail(finding: ErrorDetails) -> str:
+    context: dict[str, Any] = finding.get("ctx", {})
+    if finding["type"] == "union_tag_invalid":
+        return _unknown_operator(context["tag"])
+    if finding["type"] == "millrace":
+        return str(context["detail"])
+    words = _WORDS.get(finding["type"])
+    if words is None:
+        return finding["msg"]
+    return words.format(**context).replace(r"\z", "$")
+
+
+def _unknown_operator(op: str) -> str:
+    if op in PLANNED:
+        return f"{op!r} is not available yet; available: {', '.join(AVAILABLE)}"
+    return f"{op!r} is not an operator; available: {', '.join(AVAILABLE)}"

@@ -1,0 +1,134 @@
+"""From a specification to what runs: nodes in order, cut into sub-topologies, with the stores they keep.
+
+It knows the partition counts that it is given; it refuses to know where they come from, or who runs a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from service.streams.errors import InvalidSpec, Problem
+from service.streams.operators import OperatorSpec, StatefulSpec
+from service.streams.records import StoreSpec
+from service.streams.topology.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator: the name that errors and dropped records carry, its specification (JSON) and its store."""
+
+    name: str
+    op: str
+    spec: dict[str, Any]
+    store: StoreSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A stream that results go to, and the condition for it."""
+
+    stream: str
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubTopology:
+    """What one task runs: read one partition of the sources, pass the nodes in order, write the sinks."""
+
+    id: int
+    sources: list[str]
+    nodes: list[Node]
+    sinks: list[Sink]
+    partitions: int
+
+    def stores(self) -> list[StoreSpec]:
+        """The stores of its nodes, in order."""
+        return [node.store for node in self.nodes if node.store is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A compiled job."""
+
+    job: str
+    sub_topologies: list[SubTopology]
+
+    def stores(self) -> list[StoreSpec]:
+        """The stores of all sub-topologies."""
+        return [store for sub_topology in self.sub_topologies for store in sub_topology.stores()]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able; `from_json` reads it again."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Topology:
+        """The inverse of `to_json`."""
+        return _TOPOLOGY.validate_python(dict(stored))
+
+
+_TOPOLOGY = TypeAdapter(Topology)
+
+
+def compile(spec: JobSpec, partitions: Mapping[str, int]) -> Topology:  # noqa: A001 - it is what it does
+    """The topology of a job over source streams with these partition counts. Raises InvalidSpec."""
+    if found := list(_impossible(spec, partitions)):
+        raise InvalidSpec(found)
+    nodes = [_node(spec.name, i, operator) for i, operator in enumerate(spec.operators)]
+    sinks = [Sink(sink.stream, sink.where) for sink in spec.sinks]
+    return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]])])
+
+
+def _node(job: str, position: int, operator: OperatorSpec) -> Node:
+    name = operator.name or f"{operator.op}-{position}"
+    store = _store(job, operator) if isinstance(operator, StatefulSpec) else None
+    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store)
+
+
+def _store(job: str, operator: StatefulSpec) -> StoreSpec:
+    name = f"{job}-{operator.name}"
+    return StoreSpec(
+        name=name,
+        operator=operator.name,
+        type="key_value",
+        changelog=f"{name}-changelog",
+        kind="deduplicate",
+        interval_ms=operator.interval_ms,
+    )
+
+
+def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:
+    is_list = not isinstance(spec.source, str)
+    for i, source in enumerate(spec.sources):
+        if source not in partitions:
+            yield Problem(f"/source/{i}" if is_list else "/source", f"stream {source!r} does not exist")
+    if len(spec.sources) > 1:
+        yield Problem("/source", "several sources need merging by time, which is not available yet")
+    elif partitions.get(spec.sources[0], 1) > 1:
+        yield from _needs_repartitioning(spec)
+    yield from _unknown_start_partitions(spec, partitions)
+
+
+def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:
+    moved = False
+    for i, operator in enumerate(spec.operators):
+        moved = moved or operator.op == "select_key"
+        if isinstance(operator, StatefulSpec) and (moved or operator.op == "deduplicate"):
+            why = "after select_key" if moved else "over all partitions"
+            yield Problem(
+                f"/operators/{i}",
+                f"{operator.op} {why} needs repartitioning, which is not available yet "
+                "for a source with more than one partition",
+            )
+
+
+def _unknown_start_partitions(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:
+    offsets = getattr(spec.start, "offsets", {})
+    count = partitions.get(spec.sources[0], 0)
+    for partition in offsets:
+        if int(partition) >= count > 0:
+            yield Problem(f"/start/offsets/{partition}", f"{spec.sources[0]!r} has {count} partition(s)")

@@ -1,0 +1,139 @@
+"""The specification of a job: the body of `POST /v1/jobs`, its stored JSON and the argument of its tasks, in one.
+
+It knows the shape, the limits and what contradicts itself; it refuses to know which streams exist and how
+many partitions they have (`graph` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, ValidationError
+
+from service.streams.errors import InvalidSpec, Problem
+from service.streams.operators import OperatorSpec
+from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, Spec, StreamName
+from service.streams.operators.step import OnError
+from service.streams.topology.complaints import complaints
+
+MAX_OPERATORS = 64
+MAX_SOURCES = 32
+MAX_SINKS = 32
+MAX_BATCH_RECORDS = 10_000_000
+_PARTITION = r"^(0|[1-9][0-9]{0,8})\z"
+
+
+class SinkSpec(Spec):
+    """A stream that results go to: all of them, or those for which `where` is true."""
+
+    stream: StreamName
+    where: Condition | None = None
+
+
+class StartTimestamp(Spec):
+    """Start at the first record of each partition with this timestamp or a later one."""
+
+    timestamp: Annotated[int, Field(ge=0, le=MAX_INT64)]
+
+
+class StartOffsets(Spec):
+    """Start at these offsets, by partition; at the earliest where a partition is not named."""
+
+    offsets: dict[Annotated[str, Field(pattern=_PARTITION)], Annotated[int, Field(ge=0, le=MAX_INT64)]]
+
+
+def _one_or_many(value: object) -> str:
+    return "many" if isinstance(value, (list, tuple)) else "one"
+
+
+def _start_kind(value: object) -> str:
+    if isinstance(value, StartTimestamp | StartOffsets):
+        return "timestamp" if isinstance(value, StartTimestamp) else "offsets"
+    if isinstance(value, dict):
+        return "offsets" if "offsets" in value else "timestamp"
+    return "word"
+
+
+Source = Annotated[
+    Annotated[StreamName, Tag("one")]
+    | Annotated[list[StreamName], Field(min_length=1, max_length=MAX_SOURCES), Tag("many")],
+    Discriminator(_one_or_many),
+]
+Sink = Annotated[
+    Annotated[StreamName, Tag("one")]
+    | Annotated[list[SinkSpec], Field(min_length=1, max_length=MAX_SINKS), Tag("many")],
+    Discriminator(_one_or_many),
+]
+Start = Annotated[
+    Annotated[Literal["earliest", "latest"], Tag("word")]
+    | Annotated[StartTimestamp, Tag("timestamp")]
+    | Annotated[StartOffsets, Tag("offsets")],
+    Discriminator(_start_kind),
+]
+
+
+class JobSpec(Spec):
+    """A job as people submit it (contract.md, Jobs); `parse` reads one."""
+
+    name: Annotated[str, Field(pattern=JOB_NAME)]
+    source: Source
+    start: Start = "earliest"
+    operators: Annotated[list[OperatorSpec], Field(max_length=MAX_OPERATORS)] = []
+    sink: Sink | None = None
+    standby_replicas: Annotated[int, Field(ge=0, le=100)] = 0
+    acceptable_recovery_lag: Duration = 10_000
+    max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000)] = 2
+    max_task_idle_ms: Duration = 1_000
+    parallelism: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    max_batch_records: Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)] = 500_000
+    commit_interval_ms: Duration = 100
+    idle_close_after_ms: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    keep_dropped: bool = False
+    on_error: OnError = "fail"
+
+    @classmethod
+    def parse(cls, body: object) -> Self:
+        """A specification from decoded JSON. Raises InvalidSpec with the pointer of every problem found."""
+        try:
+            spec = cls.model_validate(body)
+        except ValidationError as error:
+            raise InvalidSpec(complaints(error, body)) from error
+        if found := list(_contradictions(spec)):
+            raise InvalidSpec(found)
+        return spec
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able, with every default filled in; `parse` reads it again."""
+        return self.model_dump(mode="json", exclude_none=False)
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the source streams, at least one."""
+        return [self.source] if isinstance(self.source, str) else list(self.source)
+
+    @property
+    def sinks(self) -> list[SinkSpec]:
+        """The sinks, none for a job that only keeps stores."""
+        if self.sink is None:
+            return []
+        return [SinkSpec(stream=self.sink)] if isinstance(self.sink, str) else list(self.sink)
+
+
+def _contradictions(spec: JobSpec) -> Iterator[Problem]:
+    """What each field alone does not show."""
+    yield from _repeated(spec.sources, "/source/{}", "source")
+    yield from _repeated([sink.stream for sink in spec.sinks], "/sink/{}/stream", "sink")
+    names = [operator.name for operator in spec.operators]
+    yield from _repeated(names, "/operators/{}/name", "operator name")
+    for i, sink in enumerate(spec.sinks):
+        if sink.stream in spec.sources:
+            pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
+            yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
+
+
+def _repeated(names: list[str] | list[str | None], pointer: str, noun: str) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name is not None and first.setdefault(name, i) != i:
+            yield Problem(pointer.format(i), f"{name!r} is already {noun} {first[name]}")

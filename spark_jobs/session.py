@@ -1,0 +1,100 @@
+"""The Spark application of an instance: every setting it relies on, each with its reason.
+
+It knows Spark's names for what resident slots need, and how a Millrace job is started as a Spark job. It refuses to
+know what a slot does and when a job should run.
+
+There is a SparkContext and no SparkSession: records never enter the JVM, so SQL would be memory for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+
+from pyspark import SparkConf, SparkContext
+
+SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
+UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
+_LOOPBACK = "127.0.0.1"
+_LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?")
+
+RESIDENT_SLOTS = {
+    "spark.scheduler.mode": "FAIR",  # one job's slots never queue behind another's
+    "spark.speculation": "false",  # a second copy of a slot would only fence the first one
+    "spark.dynamicAllocation.enabled": "false",  # resident slots look busy for ever, idle executors look unused
+    "spark.task.maxFailures": str(UNLIMITED),  # each start of a slot joins anew and fences what it left behind
+    "spark.stage.maxConsecutiveAttempts": str(UNLIMITED),  # the same for a lost executor
+    "spark.excludeOnFailure.enabled": "false",  # a killed slot says nothing about its executor
+    "spark.cleaner.periodicGC.interval": "60min",  # slots leave nothing behind that the JVM should look for
+}
+PYTHON_WORKERS = {
+    "spark.python.daemon.module": "spark_jobs.daemon",  # imports and kernels once, before the fork
+    "spark.python.worker.reuse": "true",  # the next job's slot finds a process that is up
+    "spark.python.unix.domain.socket.enabled": "true",  # no port, and 40 ms less to start a wave of slots
+    "spark.python.worker.faulthandler.enabled": "true",  # a worker that crashes shows where, in Python
+    "spark.python.task.killTimeout": "1s",  # after a cancelled slot did not end by itself
+}
+SMALL_DRIVER = {
+    "spark.driver.memory": "512m",  # the least that Spark accepts; it holds task descriptions, no records
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:+ExitOnOutOfMemoryError",
+    "spark.ui.showConsoleProgress": "false",  # a bar that never ends
+    "spark.log.level": "WARN",
+}
+EMBEDDED = {
+    "spark.driver.bindAddress": _LOOPBACK,  # nobody else has business here
+    "spark.driver.host": _LOOPBACK,
+    "spark.port.maxRetries": "100",  # several instances on one machine
+}
+CLUSTER = {
+    "spark.deploy.maxExecutorRetries": "-1",  # a standalone master must not give the application up
+    "spark.executor.memory": "512m",  # Python workers live outside of it
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
+}
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors are threads of the driver's own JVM."""
+    return master == "local" or master.startswith("local[")
+
+
+def cores_in(master: str) -> int | None:
+    """N of `local[N]`, `local[N,F]`; None where the master does not say."""
+    found = _LOCAL_MASTER.fullmatch(master.strip())
+    return int(found[1]) if found and found[1] and found[1] != "*" else None
+
+
+def settings_for(master: str, *, name: str, with_ui: bool) -> dict[str, str]:
+    """All Spark settings of an instance called `name`."""
+    place = EMBEDDED if is_local(master) else CLUSTER
+    return {
+        **RESIDENT_SLOTS,
+        **PYTHON_WORKERS,
+        **SMALL_DRIVER,
+        **place,
+        # N of local[N] says how many slots a job may have; the threads behind it must do for all jobs.
+        "spark.master": f"local[{SLOT_THREADS},{UNLIMITED}]" if is_local(master) else master,
+        "spark.app.name": f"millrace {name}",
+        "spark.ui.enabled": str(with_ui or not is_local(master)).lower(),  # embedded: a port only if asked for
+    }
+
+
+def start_spark(master: str, *, name: str, with_ui: bool) -> SparkContext:
+    """Start the application: a JVM as a child of this process, which ends with it."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run in our environment
+    if is_local(master):
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK  # the one thing that the UI's socket obeys
+    conf = SparkConf(loadDefaults=False).setAll(settings_for(master, name=name, with_ui=with_ui).items())
+    return SparkContext(conf=conf)
+
+
+def run_slots(context: SparkContext, *, job_id: str, job_name: str, slots: int, run: Callable[[int], None]) -> None:
+    """One Spark job whose tasks are the slots of one Millrace job; returns when all of them have ended.
+
+    `run` is called with the index of the slot, in a Python worker. Call this in a thread of its own: group, name and
+    pool belong to the thread. Raises Py4JError when the job is cancelled or Spark ends.
+    """
+    context.setJobGroup(job_id, job_name, interruptOnCancel=True)
+    context.setLocalProperty("spark.scheduler.pool", job_name)
+    context.parallelize(range(slots), slots).foreach(run)

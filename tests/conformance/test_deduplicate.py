@@ -1,0 +1,37 @@
+"""deduplicate.jsonl through every engine that runs without a server, whole and cut."""
+
+import itertools
+
+import pytest
+
+from service.simulate import SimulateRequest, simulate
+from tests import naive
+from tests.conformance.given import load
+from tests.task import Task, cut, job, run_all
+
+CASES = load("deduplicate")
+CUTS = [None, 1, 2, 7, 1000]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case["name"])
+def case(request):
+    return request.param
+
+
+def test_the_oracle_gives_the_outputs(case):
+    assert naive.run(case["job"]["operators"], case["records"]) == case["outputs"]
+
+
+@pytest.mark.parametrize("batch_records", CUTS)
+def test_the_chain_gives_the_outputs(case, batch_records):
+    sizes = itertools.repeat(batch_records or len(case["records"]))
+    task = Task(job(case["job"]["operators"]), forget=True)
+    assert run_all(task, cut(case["records"], sizes)) == case["outputs"]
+
+
+@pytest.mark.parametrize("batch_records", CUTS)
+def test_simulate_gives_the_outputs(case, batch_records):
+    body = {"job": case["job"], "records": case["records"], "batch_records": batch_records}
+    answer = simulate(SimulateRequest.model_validate(body))
+    expected = [{"stream": "out", "partition": 0, **output} for output in case["outputs"]]
+    assert answer["outputs"] == expected

@@ -1,0 +1,97 @@
+"""Fixtures for all tests: catalogs, on SQLite and on Postgres.
+
+One Postgres server serves a whole run; each test gets a database of its own, a copy of a migrated one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from service.catalog.engine import Catalog, upgrade
+from tests import services
+
+NAMES = count()
+DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a Postgres server, without a database."""
+    with services.postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> str:
+    """The name of a migrated database to copy."""
+    _execute(postgres_server, "CREATE DATABASE migrated")
+    upgrade(f"{postgres_server}/migrated")
+    return "migrated"
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("catalog") / "migrated.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=DATABASES)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without a single table: SQLite, then Postgres."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/catalog.db"
+        return
+    server: str = request.getfixturevalue("postgres_server")
+    name = f"empty_{next(NAMES)}"
+    _execute(server, f"CREATE DATABASE {name}")
+    yield f"{server}/{name}"
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated, empty catalog: SQLite, then Postgres."""
+    if request.param == "sqlite":
+        path = tmp_path / "catalog.db"
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
+        yield f"sqlite:///{path}"
+        return
+    server: str = request.getfixturevalue("postgres_server")
+    template: str = request.getfixturevalue("migrated_postgres")
+    name = f"test_{next(NAMES)}"
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield f"{server}/{name}"
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def open_catalog(database_url: str) -> Iterator[Callable[[], Catalog]]:
+    """Opens the test's catalog, as one more process would; all are closed afterwards."""
+    opened: list[Catalog] = []
+
+    def open_one() -> Catalog:
+        opened.append(Catalog(database_url))
+        return opened[-1]
+
+    yield open_one
+    for catalog in opened:
+        catalog.close()
+
+
+@pytest.fixture
+def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
+    """A migrated, empty catalog: on SQLite, then on Postgres."""
+    return open_catalog()
+
+
+def _execute(server: str, statement: str) -> None:
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(statement)

@@ -1,0 +1,43 @@
+"""Operators are deterministic functions of (state, ordered records): equal to the oracle, however they are run."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import naive, strategies
+from tests.task import Task, batch_of, cut, job, run_all
+
+
+@given(strategies.deduplications(), strategies.records)
+def test_deduplicate_equals_the_oracle(operator, records):
+    task = Task(job([operator]))
+    assert run_all(task, [batch_of(records)]) == naive.run([operator], records)
+
+
+@given(strategies.chains(), strategies.records)
+def test_a_chain_equals_the_oracle(operators, records):
+    task = Task(job(operators))
+    assert run_all(task, [batch_of(records)]) == naive.run(operators, records)
+
+
+@given(strategies.chains(), strategies.records, strategies.batch_sizes, st.booleans())
+def test_any_cut_into_batches_gives_the_same_output_and_state(operators, records, sizes, forget):
+    whole, parts = Task(job(operators)), Task(job(operators), forget=forget)
+    assert run_all(parts, cut(records, sizes)) == run_all(whole, [batch_of(records)])
+    if not forget:
+        assert parts.states == whole.states
+
+
+@given(strategies.chains(), strategies.records, strategies.batch_sizes, st.data())
+def test_a_replay_from_any_commit_continues_as_if_nothing_had_happened(operators, records, sizes, data):
+    topology = job(operators)
+    batches = cut(records, sizes)
+    undisturbed = Task(topology)
+    expected = [run_all(undisturbed, [batch]) for batch in batches]
+    crash = data.draw(st.integers(0, len(batches)))
+    restored = Task(topology)
+    for changes in undisturbed.changelog[:crash]:
+        restored.replay(changes)
+    assert run_all(restored, batches[crash:]) == list(itertools.chain(*expected[crash:]))
+    assert restored.states == undisturbed.states

@@ -1,0 +1,125 @@
+"""A task without an engine: the chain over a store that is a dict, kept up to date by its changelog alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from service.streams import codec
+from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.topology.chain import Chain, ChainResult
+from service.streams.topology.graph import Topology, compile
+from service.streams.topology.spec import JobSpec
+
+Record = dict[str, Any]
+
+
+class DictState(dict[bytes, bytes]):
+    """A StateReader. `replay` is the only way in, as with a replica; expired entries may go at once."""
+
+    def get_many(self, keys: list[bytes], default: bytes) -> list[bytes]:
+        return [self.get(key, default) for key in keys]
+
+    def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False) -> None:
+        keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
+        assert keys == sorted(set(keys)), "a changelog batch is sorted by key, each key once"
+        self.update(zip(keys, values, strict=True))
+        if forget:
+            obs = codec.unpack_obs(self[codec.OBS_KEY])
+            batch = pa.RecordBatch.from_pylist(
+                [{"key": key, "value": value} for key, value in self.items()], schema=changes.schema
+            )
+            after = codec.expires_after(store, batch)
+            for key, last in zip(list(self), after.tolist(), strict=True):
+                if obs > last:
+                    del self[key]
+
+
+@dataclass
+class Task:
+    """Runs batches of one sub-topology and keeps what it committed."""
+
+    topology: Topology
+    on_error: str = "fail"
+    forget: bool = False
+    states: dict[str, DictState] = field(default_factory=dict)
+    changelog: list[dict[str, pa.RecordBatch]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.topology.sub_topologies[0], self.on_error)
+        self.states = {store.name: DictState() for store in self.topology.stores()}
+
+    def run(self, batch: pa.RecordBatch) -> ChainResult:
+        result = self.chain.run(batch, self.states)
+        self.replay(result.changes)
+        return result
+
+    def replay(self, changes: dict[str, pa.RecordBatch]) -> None:
+        self.changelog.append(changes)
+        for store in self.topology.stores():
+            if store.name in changes:
+                self.states[store.name].replay(changes[store.name], store, forget=self.forget)
+
+
+def job(operators: list[Record], **fields: Any) -> Topology:
+    """The compiled topology of a job over one partition of `in`."""
+    spec = JobSpec.parse({"name": "t", "source": "in", "sink": "out", "operators": operators, **fields})
+    return compile(spec, {"in": 1})
+
+
+def batch_of(records: Sequence[Record], first_offset: int = 0) -> pa.RecordBatch:
+    """Records (key: text, bytes or None; value: anything JSON; timestamp; window) as a task batch."""
+    rows = [
+        {
+            "key": record["key"].encode() if isinstance(record["key"], str) else record["key"],
+            "value": None if record["value"] is None else json.dumps(record["value"]),
+            "timestamp": record["timestamp"],
+            "window_start": (record.get("window") or {}).get("start"),
+            "window_end": (record.get("window") or {}).get("end"),
+        }
+        for record in records
+    ]
+    offsets = pa.array(range(first_offset, first_offset + len(rows)), pa.int64())
+    return as_task_batch(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), offsets)
+
+
+def cut(records: Sequence[Record], sizes: Iterable[int]) -> list[pa.RecordBatch]:
+    """The records as batches of these sizes, in turn; the rest in one."""
+    batches, at = [], 0
+    for size in sizes:
+        if at >= len(records):
+            break
+        batches.append(batch_of(records[at : at + size], at))
+        at += size
+    if at < len(records):
+        batches.append(batch_of(records[at:], at))
+    return batches
+
+
+def shown(records: pa.RecordBatch) -> list[Record]:
+    """Records as the conformance cases write them."""
+    return [
+        {
+            "key": None if row["key"] is None else row["key"].decode(),
+            "value": None if row["value"] is None else json.loads(row["value"]),
+            "timestamp": row["timestamp"],
+            "window": None
+            if row["window_start"] is None
+            else {"start": row["window_start"], "end": row["window_end"]},
+        }
+        for row in records.to_pylist()
+    ]
+
+
+def outputs(result: ChainResult) -> list[Record]:
+    """What went to the first sink."""
+    return shown(result.outputs[0][1])
+
+
+def run_all(task: Task, batches: Iterable[pa.RecordBatch]) -> list[Record]:
+    """The outputs of all batches."""
+    return [record for batch in batches for record in outputs(task.run(batch))]

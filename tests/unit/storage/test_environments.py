@@ -1,0 +1,222 @@
+"""Which replica files are trusted, which are thrown away, and who may have one open."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from service.storage import environments
+from service.storage.replica import Replica, replica_path
+from service.streams.errors import ReplicaDamaged
+from tests.unit.storage.replicas import changes, held_keys, key, open_replica
+
+
+def filled(path: Path, keys: int = 100) -> Replica:
+    replica = open_replica(path)
+    replica.apply(0, 10, changes({key(n): n for n in range(keys)}))
+    return replica
+
+
+def position_after_reopening(path: Path, **how: object) -> int:
+    replica = open_replica(path, **how)  # type: ignore[arg-type]
+    position = replica.position
+    replica.close()
+    return position
+
+
+@contextmanager
+def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs `script` with `replica` = a filled one at the path given first, until it is killed."""
+    prelude = "from pathlib import Path; import os, sys\nfrom tests.unit.storage.test_environments import *\n"
+    command = [sys.executable, "-c", prelude + dedent(script), *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# ---------------------------------------------------------------- kept or thrown away
+
+
+def test_closed_cleanly_it_is_kept(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    assert position_after_reopening(tmp_path, end=10) == 10
+
+
+def test_closed_cleanly_it_outlives_a_machine_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path).close()
+    monkeypatch.setattr(environments, "boot_id", lambda: "after the restart")
+    assert position_after_reopening(tmp_path) == 10
+
+
+def test_killed_it_is_kept_while_the_machine_is_up(tmp_path: Path) -> None:
+    with other_process("filled(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()", tmp_path) as process:
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert position_after_reopening(tmp_path) == 10
+
+
+def test_killed_it_is_thrown_away_after_a_machine_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with other_process("filled(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()", tmp_path) as process:
+        assert line(process) == "ready"
+    monkeypatch.setattr(environments, "boot_id", lambda: "after the restart")
+    assert position_after_reopening(tmp_path) == 0
+
+
+def test_ahead_of_its_changelog_it_is_thrown_away(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    assert position_after_reopening(tmp_path, end=9) == 0
+
+
+@pytest.mark.parametrize("other", [{"store_id": "another"}, {"lineage": "restored from a backup"}])
+def test_of_another_store_or_lineage_it_is_thrown_away(tmp_path: Path, other: dict[str, str]) -> None:
+    filled(tmp_path).close()
+    assert position_after_reopening(tmp_path, **other) == 0
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, 4096, 8192, 12_288])
+def test_a_torn_file_is_thrown_away(tmp_path: Path, kept_bytes: int) -> None:
+    filled(tmp_path).close()
+    os.truncate(tmp_path / "0" / "data.mdb", kept_bytes)
+    assert position_after_reopening(tmp_path) == 0
+
+
+def test_a_file_of_something_else_is_thrown_away(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    (tmp_path / "0" / "data.mdb").write_bytes(b"this is no LMDB file" * 1_000)
+    assert position_after_reopening(tmp_path) == 0
+
+
+def test_pages_that_lmdb_never_wrote_are_no_damage(tmp_path: Path) -> None:
+    """A transaction that takes pages and gives them back leaves a file shorter than LMDB's own count."""
+    replica = open_replica(tmp_path)
+    for n in range(40):
+        replica.apply(n, n + 1, changes({key(k): n * 90 for k in range(n * 50, n * 50 + 500)}, obs=n * 90))
+        replica.close()
+        replica = open_replica(tmp_path, end=n + 1)
+        assert replica.position == n + 1
+    replica.close()
+
+
+def test_a_new_life_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    replica = open_replica(tmp_path, lineage="new")
+    assert (replica.position, held_keys(replica)) == (0, [])
+    assert [path.name for path in tmp_path.iterdir()] == [replica.path.name]
+    replica.close()
+
+
+def test_damage_met_while_running_is_said_and_ends_that_life(tmp_path: Path) -> None:
+    replica = filled(tmp_path)
+    with pytest.raises(ReplicaDamaged, match=str(tmp_path)), replica.reader():
+        raise environments.lmdb.CorruptedError("a page of something else")
+    replica.close()
+    assert position_after_reopening(tmp_path) == 0
+
+
+# ---------------------------------------------------------------- who has it open
+
+
+def test_a_process_opens_an_environment_once(tmp_path: Path) -> None:
+    first, second = filled(tmp_path), open_replica(tmp_path)
+    assert first.path == second.path
+    assert second.apply(10, 11, changes({key(1): 1}))
+    assert not first.apply(10, 11, changes({key(1): 2}))
+    first.close()
+    assert second.position == 11
+    second.close()
+    second.close()
+    assert position_after_reopening(tmp_path) == 11
+
+
+def test_thrown_away_while_it_is_open_in_this_process_too(tmp_path: Path) -> None:
+    first = filled(tmp_path)
+    second = open_replica(tmp_path, end=5)
+    assert second.position == 0
+    with pytest.raises(environments.lmdb.Error):
+        first.apply(10, 11, changes({}))
+    first.close()
+    assert second.apply(0, 1, changes({}))
+    second.close()
+
+
+def test_while_another_process_has_it_open_a_fresh_one_is_begun(tmp_path: Path) -> None:
+    script = "replica = filled(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
+    with other_process(script, tmp_path) as process:
+        assert line(process) == "ready"
+        replica = open_replica(tmp_path)
+        assert replica.position == 0
+        assert replica.path == tmp_path / "1"
+        replica.close()
+    assert (tmp_path / "0").exists()
+
+
+def test_a_task_that_is_handed_over_finds_the_replica_warm(tmp_path: Path) -> None:
+    script = "filled(Path(sys.argv[1])).close(); print('closed', flush=True); sys.stdin.read()"
+    with other_process(script, tmp_path) as process:
+        assert line(process) == "closed"
+        assert position_after_reopening(tmp_path) == 10
+
+
+def test_opened_before_a_fork_it_is_unusable_in_the_child_which_opens_its_own(tmp_path: Path) -> None:
+    script = """
+        replica = filled(Path(sys.argv[1]))
+        if os.fork() == 0:
+            try:
+                replica.position
+            except RuntimeError as error:
+                print(str(error).split()[-4:], flush=True)
+            own = open_replica(Path(sys.argv[1]))
+            print(own.path.name, own.position, flush=True)
+            own.close()
+            os._exit(0)
+        os.wait()
+        print(replica.apply(10, 11, changes({})), flush=True)
+        replica.close()
+    """
+    with other_process(script, tmp_path) as process:
+        assert line(process) == "['before', 'this', 'process', 'forked']"
+        assert line(process) == "1 0"
+        assert line(process) == "True"
+        assert process.wait() == 0
+
+
+def test_paths_carry_ids_only(tmp_path: Path) -> None:
+    assert replica_path(tmp_path, "i", "s", 3) == tmp_path / "i" / "s" / "3"
+
+
+def test_the_boot_id_is_the_same_until_the_machine_restarts() -> None:
+    assert environments.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# ---------------------------------------------------------------- sweep
+
+
+def test_sweep_takes_what_nobody_used_for_a_while_and_has_open(tmp_path: Path) -> None:
+    for name in ("old", "old_but_open", "new"):
+        filled(tmp_path / "i" / name / "0").close()
+    opened = open_replica(tmp_path / "i" / "old_but_open" / "0")
+    long_ago = time.time() - 1_000
+    for name in ("old", "old_but_open"):
+        os.utime(tmp_path / "i" / name / "0" / "0" / "data.mdb", (long_ago, long_ago))
+    script = "print(environments.sweep(Path(sys.argv[1]), 500), flush=True)"
+    with other_process(script, tmp_path) as process:
+        assert line(process) == "1"
+    assert not (tmp_path / "i" / "old" / "0" / "0").exists()
+    assert opened.position == 10
+    opened.close()
+    assert position_after_reopening(tmp_path / "i" / "new" / "0") == 10
