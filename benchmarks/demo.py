@@ -38,14 +38,15 @@ console = Console()
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--keep", action="store_true", help="leave the service running")
-    keep = arguments.parse_args().keep
+    arguments.add_argument("--records", type=int, default=RECORDS, help="how many deliveries (%(default)s)")
+    given = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="millrace-demo-"))
     running = Running(folder / "data")
     try:
         with console.status("starting the service and a local Spark"):
             running.start().wait_for_instances()
-        is_right = _show(running)
-        if keep:
+        is_right = _show(running, given.records)
+        if given.keep:
             _keep_running(running)
     finally:
         if running.process.poll() is None:
@@ -54,10 +55,10 @@ def main() -> int:
     return 0 if is_right else 1
 
 
-def _show(running: Running) -> bool:
+def _show(running: Running, records: int) -> bool:
     console.print(f"[bold]Millrace[/bold] serves at {running.url} · API pages at {running.url}/docs\n")
-    with console.status(f"making {RECORDS:,} bids, a tenth of them delivered twice, out of order by seconds"):
-        events = bids(Workload(RECORDS))
+    with console.status(f"making {records:,} bids, a tenth of them delivered twice, out of order by seconds"):
+        events = bids(Workload(records))
     running.call("POST", "/v1/streams", json={"name": "bids", "partitions": 4})
     with _progress() as progress:
         posted_s = _post(running, events, progress)

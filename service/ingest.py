@@ -131,20 +131,19 @@ class AppendBuffer:
         self._in_flight: set[tuple[str, str, str]] = set()
         self._null_keys: dict[str, int] = {}  # stream id -> whose turn it is
         self._used_bytes = 0
-        self._is_open = False
+        self._is_open = True
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
-        self._is_open = True
+        """Begin to write; what was handed in before is the first group."""
         self._thread.start()
 
     def stop(self) -> None:
         """Take no more, write what is waiting, answer it, and end."""
         with self._changed:
-            was_open, self._is_open = self._is_open, False
+            self._is_open = False
             self._changed.notify_all()
-        if was_open:
+        if self._thread.is_alive():
             self._thread.join()
 
     # ------------------------------------------------------------ for requests, in their own threads

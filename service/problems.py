@@ -47,6 +47,7 @@ STATUS: dict[type[Exception], int] = {
     errors.StorageUnavailable: 503,
     StreamError: 500,
 }
+_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}  # as of RFC 9110; Python learns them in 3.13
 _CODES = {400: "bad_request", 404: "no_such_route", 405: "method_not_allowed", 503: "unavailable"}
 
 
@@ -105,9 +106,14 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of a route: each status with the problem schema, for the OpenAPI document."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
+        status: {"description": phrase(status), "content": {MEDIA_TYPE: {"schema": schema}}}
         for status in sorted(statuses)
     }
+
+
+def phrase(status: int) -> str:
+    """A status in words."""
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def problem(
@@ -123,7 +129,7 @@ def problem(
     """The answer itself; `more` becomes extension members."""
     body: dict[str, Any] = {
         "type": TYPE_PREFIX + code,
-        "title": HTTPStatus(status).phrase,
+        "title": phrase(status),
         "status": status,
         "detail": detail,
         "instance": request.url.path,

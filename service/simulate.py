@@ -23,8 +23,9 @@ from service.streams.errors import InvalidRecords, InvalidSpec, Problem
 from service.streams.operators.fields import MAX_INT64
 from service.streams.partitioner import sink_partition_of
 from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
-from service.streams.topology.graph import Node, SubTopology, compile
+from service.streams.topology.graph import Node, SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 
 MAX_RECORDS = 100_000
@@ -60,21 +61,22 @@ def simulate(body: SimulateRequest) -> dict[str, Any]:
 
     Offsets are positions in `records`. Raises InvalidSpec, InvalidRecords, ExpressionFailed.
     """
-    spec = _job(body.job)
+    spec, topology = _compiled(body)
     _check_streams(body.records, spec.sources)
-    partitions = 1 + max((record.partition for record in body.records), default=0)
-    topology = compile(spec, dict.fromkeys(spec.sources, partitions))
+    sub_topology = topology.sub_topologies[0]
     with TemporaryDirectory(prefix="millrace-simulate-") as folder, ExitStack() as opened:
-        run = _Run(topology.sub_topologies[0], Chain(topology.sub_topologies[0], spec.on_error), Path(folder), opened)
+        run = _Run(sub_topology, Chain(sub_topology, spec.on_error), Path(folder), opened)
         size = body.batch_records or max(len(body.records), 1)
         for begin in range(0, len(body.records), size):
             run.feed(begin, body.records[begin : begin + size])
         return run.answer()
 
 
-def _job(body: dict[str, Any]) -> JobSpec:
+def _compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
+    partitions = 1 + max((record.partition for record in body.records), default=0)
     try:
-        return JobSpec.parse(_DEFAULTS | body)
+        spec = JobSpec.parse(_DEFAULTS | body.job)
+        return spec, graph.compile(spec, dict.fromkeys(spec.sources, partitions))
     except InvalidSpec as error:
         raise InvalidSpec([Problem("/job" + each.pointer, each.detail) for each in error.errors]) from error
 

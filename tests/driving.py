@@ -6,6 +6,7 @@ Everything goes through the public API. What a record should become is `tests/na
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import httpx
 
 from benchmarks.running import NDJSON, Running
+from tests import naive
 
 Record = dict[str, Any]
-TIMEOUT_MS = 60_000
+ONCE_AN_HOUR = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 3_600_000}
 
 
 def body_of(records: Iterable[Record]) -> bytes:
@@ -35,8 +37,7 @@ def post(running: Running, stream: str, records: Sequence[Record], key: str | No
 
 def deduplicate(name: str, source: str, sink: str, **more: Any) -> dict[str, Any]:
     """A job that removes what has the key and `id` of another within an hour."""
-    once = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 3_600_000}
-    return {"name": name, "source": source, "operators": [once], "sink": sink} | more
+    return {"name": name, "source": source, "operators": [ONCE_AN_HOUR], "sink": sink} | more
 
 
 def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, Any]:
@@ -57,6 +58,19 @@ def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, An
         ):
             return found
     raise TimeoutError(f"{job} did not catch up: {running.call('GET', f'/v1/jobs/{job}')}")
+
+
+def some_records(count: int, seed: int = 1) -> list[Record]:
+    """Records of which about a third repeat an earlier (key, id), minutes out of order."""
+    rng = random.Random(seed)
+    return [
+        {
+            "key": f"user-{rng.randrange(200)}",
+            "value": {"id": f"e{rng.randrange(count // 300 + 1)}", "n": number},
+            "timestamp": 1_700_000_000_000 + number * 100 + rng.randrange(120_000),
+        }
+        for number in range(count)
+    ]
 
 
 def in_state(running: Running, job: str, state: str, timeout_s: float = 60) -> dict[str, Any]:
@@ -82,6 +96,19 @@ def all_records(running: Running, stream: str, partition: int) -> list[Record]:
         where = {"partition": partition, "cursor": page["next"], "limit": 5000}
 
 
+def expected(records: Iterable[Record], partitions: int, **operator: Any) -> list[list[tuple[Any, ...]]]:
+    """What an undisturbed run of one deduplicating operator gives, by the naive twin, as `contents` shows it."""
+    identity, interval_ms = naive.identity_of(operator), operator["interval_ms"]
+    return [
+        [_shown(record) for record in naive.deduplicate(each, identity, interval_ms)]
+        for each in naive.partitions_of(records, partitions)
+    ]
+
+
+def _shown(record: Record) -> tuple[Any, ...]:
+    return record["key"], json.dumps(record["value"]), record["timestamp"]
+
+
 def contents(running: Running, stream: str, partitions: int) -> list[list[tuple[Any, ...]]]:
     """(key, value, timestamp) of each record, a list a partition, in order; the offsets must rise."""
     found = []
@@ -89,5 +116,5 @@ def contents(running: Running, stream: str, partitions: int) -> list[list[tuple[
         records = all_records(running, stream, partition)
         offsets = [record["offset"] for record in records]
         assert offsets == sorted(set(offsets))
-        found.append([(record["key"], json.dumps(record["value"]), record["timestamp"]) for record in records])
+        found.append([_shown(record) for record in records])
     return found

@@ -34,6 +34,7 @@ def field_integer(name: str) -> Expression:
 
 EXPRESSIONS: dict[str, Expression] = {
     "value->>'id'": field_text("id"),
+    "value->>'path'": field_text("path"),
     "(value->>'v')::bigint": field_integer("v"),
     "(value->>'v')::bigint >= 3": lambda record: (v := field_integer("v")(record)) is not None and v >= 3,
     "key": lambda record: record["key"],
@@ -54,13 +55,21 @@ def deduplicate(records: Iterable[Record], identity: Expression, interval_ms: in
         if who is None:
             kept.append(record)
             continue
-        stored = {each: at for each, at in stored.items() if obs - at <= interval_ms}
-        if who in stored and abs(timestamp - stored[who]) <= interval_ms:
+        is_stored = who in stored and obs - stored[who] <= interval_ms
+        if is_stored and abs(timestamp - stored[who]) <= interval_ms:
             continue
         kept.append(record)
         if timestamp >= obs - interval_ms:
             stored[who] = timestamp
     return kept
+
+
+def partitions_of(records: Iterable[Record], partitions: int) -> list[list[Record]]:
+    """The records of each partition, by Kafka's default partitioner."""
+    found: list[list[Record]] = [[] for _ in range(partitions)]
+    for record in records:
+        found[(murmur2(record["key"].encode()) & 0x7FFFFFFF) % partitions].append(record)
+    return found
 
 
 def identity_of(operator: Record) -> Expression:
@@ -112,10 +121,7 @@ def _map_values(operator: Record, flow: list[Record]) -> list[Record]:
 
 def _select_key(operator: Record, flow: list[Record]) -> list[Record]:
     key_of = EXPRESSIONS[operator["key"]]
-    return [
-        {**record, "key": None if (key := key_of(record)) is None else str(key), "window": None}
-        for record in flow
-    ]
+    return [{**record, "key": None if (key := key_of(record)) is None else str(key), "window": None} for record in flow]
 
 
 def _deduplicate(operator: Record, flow: list[Record]) -> list[Record]:

@@ -48,6 +48,4 @@ stateless = st.sampled_from(
 def chains(draw: st.DrawFn) -> list[Record]:
     """Operators of a job: stateless ones around up to two deduplications."""
     parts = draw(st.lists(st.one_of(stateless, st.just("stateful")), max_size=4))
-    return [
-        draw(deduplications(name=f"once_{i}")) if part == "stateful" else part for i, part in enumerate(parts)
-    ]
+    return [draw(deduplications(name=f"once_{i}")) if part == "stateful" else part for i, part in enumerate(parts)]

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from service.streams import codec
 from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
-from service.streams.topology.graph import Topology, compile
+from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 Record = dict[str, Any]
@@ -68,7 +69,7 @@ class Task:
 def job(operators: list[Record], **fields: Any) -> Topology:
     """The compiled topology of a job over one partition of `in`."""
     spec = JobSpec.parse({"name": "t", "source": "in", "sink": "out", "operators": operators, **fields})
-    return compile(spec, {"in": 1})
+    return graph.compile(spec, {"in": 1})
 
 
 def batch_of(records: Sequence[Record], first_offset: int = 0) -> pa.RecordBatch:
@@ -107,9 +108,7 @@ def shown(records: pa.RecordBatch) -> list[Record]:
             "key": None if row["key"] is None else row["key"].decode(),
             "value": None if row["value"] is None else json.loads(row["value"]),
             "timestamp": row["timestamp"],
-            "window": None
-            if row["window_start"] is None
-            else {"start": row["window_start"], "end": row["window_end"]},
+            "window": None if row["window_start"] is None else {"start": row["window_start"], "end": row["window_end"]},
         }
         for row in records.to_pylist()
     ]

@@ -3,11 +3,13 @@
 Knows OpenAPI. Refuses to know any resource: routes say `openapi_extra=takes(Model, example)`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
+import orjson
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
@@ -17,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from service.api.bodies import answer
-from service.problems import Problem
+from service.problems import Problem, declared
 
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, type[Any]] = {"Problem": Problem}
@@ -53,9 +55,12 @@ def document(app: FastAPI) -> dict[str, Any]:
     )
     schemas = made.setdefault("components", {}).setdefault("schemas", {})
     schemas |= _schemas_of_bodies()
-    for unused in ("HTTPValidationError", "ValidationError"):  # declared by FastAPI; ours are problems
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; ours are problems
         schemas.pop(unused, None)
-    return made
+    for path in made["paths"].values():
+        for operation in path.values():
+            _declare_problems(operation["responses"])
+    return _tidied(made)
 
 
 def install(app: FastAPI) -> None:
@@ -82,6 +87,20 @@ def _schemas_of_bodies() -> dict[str, Any]:
     _, described = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     _, components = msgspec.json.schema_components(structs, ref_template=_REF.replace("{model}", "{name}"))
     return {**described.get("$defs", {}), **components}
+
+
+def _declare_problems(responses: dict[str, Any]) -> None:
+    """Any other status is a problem as well; nothing of FastAPI's own errors is left."""
+    if "HTTPValidationError" in str(responses.get("422", "")):
+        del responses["422"]
+    responses["default"] = {**declared(500)[500], "description": "Any other error"}
+
+
+def _tidied(made: dict[str, Any]) -> dict[str, Any]:
+    """Names and patterns for readers who know neither pydantic nor Rust: `TokenPage`, and `$` where `\\z` was."""
+    text = orjson.dumps(made).replace(rb'\\z"', b'$"')
+    tidied: dict[str, Any] = orjson.loads(re.sub(rb"\bPage_(\w+?)(?:View)?_(?=\W)", rb"\1Page", text))
+    return tidied
 
 
 def _once(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -6,6 +6,7 @@ means (`service.payloads`).
 
 import asyncio
 import hashlib
+import re
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 import pyarrow as pa
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -34,7 +35,15 @@ from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_an
 from service.payloads.fields import KINDS
 from service.positions import Cursor, cursor_of, opaque
 from service.problems import ProblemError, declared
-from service.streams.errors import InternalStream, OffsetTruncated, SegmentMissing, StaleTag, StreamExists
+from service.streams.errors import (
+    InternalStream,
+    OffsetTruncated,
+    SegmentMissing,
+    StaleTag,
+    StreamExists,
+    UnknownPartition,
+    UnknownStream,
+)
 
 router = APIRouter(tags=["streams"])
 
@@ -44,8 +53,9 @@ MAX_PAGE_RECORDS = 100_000
 MAX_PAGE_BYTES = 32 << 20
 NEXT_HEADER = "Millrace-Next"
 
-StreamName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,127}$")]
-FieldName = Annotated[str, Field(min_length=1, max_length=256)]
+NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
+StreamName = Annotated[str, Field(pattern=NAME)]
+FieldName = Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,256}$")]
 FieldKind = Annotated[str, Field(pattern=rf"^({'|'.join(KINDS)})\??$")]
 Fields = Annotated[
     dict[FieldName, FieldKind] | None,
@@ -160,6 +170,17 @@ _RECORD_SCHEMA = {
         "headers": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
     },
 }
+
+
+def _named(stream: Annotated[str, Path(description="The stream's name.")]) -> str:
+    """A name that no stream can have is not looked for (a database may not even take it)."""
+    if not re.fullmatch(NAME, stream):
+        raise UnknownStream(stream)
+    return stream
+
+
+Named = Annotated[str, Depends(_named)]
+
 EXAMPLE = {"name": "clicks", "partitions": 4, "fields": {"id": "string", "amount": "double?"}}
 RECORDS_SCHEMA = {
     "type": "object",
@@ -194,7 +215,7 @@ def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCu
 
 
 @router.get("/v1/streams/{stream:name}", responses={200: {"model": StreamView}, **declared(401, 403, 404)})
-def get_stream(request: Request, stream: str, _: Reader) -> Response:
+def get_stream(request: Request, stream: Named, _: Reader) -> Response:
     """Read a stream's settings and how much is in it."""
     return _answer_stream(*request.state.catalog.read(_found, stream))
 
@@ -206,7 +227,7 @@ def get_stream(request: Request, stream: str, _: Reader) -> Response:
 )
 async def update_stream(
     request: Request,
-    stream: str,
+    stream: Named,
     _: Writer,
     _if_match: Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")] = None,
 ) -> Response:
@@ -218,7 +239,7 @@ async def update_stream(
 
 
 @router.delete("/v1/streams/{stream:name}", status_code=204, responses=declared(401, 403, 404, 409))
-def delete_stream(request: Request, stream: str, _: Writer) -> Response:
+def delete_stream(request: Request, stream: Named, _: Writer) -> Response:
     """Delete a stream and its records; 409 while a job reads or writes it."""
     request.state.catalog.write(streams.delete_stream, stream)
     return Response(status_code=204)
@@ -240,7 +261,7 @@ def delete_stream(request: Request, stream: str, _: Writer) -> Response:
 )
 async def append_records(
     request: Request,
-    stream: str,
+    stream: Named,
     caller: Writer,
     idempotency_key: Annotated[
         str | None,
@@ -280,7 +301,7 @@ async def append_records(
 )
 def read_records(
     request: Request,
-    stream: str,
+    stream: Named,
     _: Reader,
     partition: Annotated[int | None, Query(ge=0, description="0 unless the cursor says otherwise.")] = None,
     from_offset: Annotated[
@@ -472,6 +493,8 @@ def _pages(
     state: Any, stream: Stream, partition: int, offset: int | None, limit: int
 ) -> tuple[list[pa.RecordBatch], int]:
     """Batches of PAGE_SCHEMA from `offset` on, and the partition's end. Raises OffsetTruncated."""
+    if partition >= stream.partitions:
+        raise UnknownPartition(f"{stream.name}/{partition}")
     wanted = state.catalog.read(segments.chunks_from, stream.id, partition, offset or 0, limit)
     if offset is not None and offset < wanted.start_offset:
         raise OffsetTruncated(wanted.start_offset)

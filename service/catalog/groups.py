@@ -38,7 +38,7 @@ def slots_of_instances(s: Session, instance_ids: Sequence[str]) -> list[tuple[st
         .where(Slot.instance_id.in_(instance_ids), Slot.state == LIVE)
         .order_by(Job.name, Slot.slot_index)
     )
-    return list(s.execute(query).tuples())
+    return [(instance_id, slot, job) for instance_id, slot, job in s.execute(query)]
 
 
 def members_of(s: Session, job_id: str) -> list[tuple[Slot, str]]:
@@ -49,7 +49,7 @@ def members_of(s: Session, job_id: str) -> list[tuple[Slot, str]]:
         .where(Slot.job_id == job_id, Slot.state == LIVE)
         .order_by(Slot.joined_ms, Slot.slot_index)
     )
-    return list(s.execute(query).tuples())
+    return [(slot, instance) for slot, instance in s.execute(query)]
 
 
 def owners_of(s: Session, job_id: str) -> list[Json]:

@@ -32,9 +32,9 @@ class Figures:
 def figures(s: Session) -> Figures:
     """All of it, from one snapshot."""
     found = Figures(
-        jobs=dict(s.execute(select(Job.state, func.count()).group_by(Job.state)).tuples()),
+        jobs=dict(s.execute(select(Job.state, func.count()).group_by(Job.state)).all()),
         lag={job: int(records) for job, records in s.execute(_LAG)},
-        rebalances=dict(s.execute(_REBALANCES).tuples()),
+        rebalances=dict(s.execute(_REBALANCES).all()),
         live_instances=live_instances(s),
         live_slots=s.scalars(select(func.count()).where(Slot.state == "live", Slot.lease_until_ms > now_ms(s))).one(),
     )

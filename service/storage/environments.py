@@ -235,6 +235,7 @@ def _with_databases(base: Path, folder: Path, lock: int, env: lmdb.Environment, 
         _fill_up(folder, env)
     if _missing_bytes(folder, env):
         raise ReplicaDamaged(str(folder), "its file is torn")
+    env.reader_check()  # readers of processes that were killed would keep old pages for ever
     entries, expiry, meta = (env.open_db(name) for name in (b"entries", b"expiry", b"meta"))
     return Environment(base, folder, lock, os.getpid(), env, entries, expiry, meta)
 

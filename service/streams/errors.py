@@ -93,7 +93,7 @@ class InvalidRecords(InvalidInput):
     """Records are not valid; none of the request was accepted."""
 
     code = "invalid_records"
-    subject = "The request's records"
+    subject = "The body of records"
 
 
 class InvalidExpression(StreamError):

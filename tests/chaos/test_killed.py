@@ -12,9 +12,18 @@ import httpx
 import pytest
 
 from benchmarks.running import wait_until
-from tests import naive
 from tests.chaos.conftest import Breakable
-from tests.driving import Record, caught_up, contents, deduplicate, make_stream, post
+from tests.driving import (
+    ONCE_AN_HOUR,
+    Record,
+    caught_up,
+    contents,
+    deduplicate,
+    expected,
+    make_stream,
+    post,
+    some_records,
+)
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
@@ -22,24 +31,6 @@ PARTITIONS = 4
 IN_A_SLOT = ("segment.before_write", "segment.after_write", "replay.middle")
 IN_THE_API = ("commit.before", "commit.after")
 WHILE_INGESTING = ("segment.before_write", "segment.after_write", "ingest.before_publish", "ingest.after_publish")
-
-
-def some_records(count: int, seed: int = 1) -> list[Record]:
-    """Records of which about a third repeat an earlier (key, id), minutes out of order."""
-    rng = random.Random(seed)
-    return [
-        {
-            "key": f"user-{rng.randrange(200)}",
-            "value": {"id": f"e{rng.randrange(count // 300)}", "n": number},
-            "timestamp": 1_700_000_000_000 + number * 100 + rng.randrange(120_000),
-        }
-        for number in range(count)
-    ]
-
-
-def expected(records: list[Record]) -> list[list[tuple[Any, ...]]]:
-    """What an undisturbed run gives, by the naive twin."""
-    return naive.deduplicated_partitions(records, PARTITIONS, interval_ms=3_600_000)
 
 
 def in_batches(records: list[Record], size: int) -> Iterator[list[Record]]:
@@ -61,7 +52,7 @@ def test_a_kill_at_any_point_of_a_task_changes_nothing_of_its_output(
     if point in IN_THE_API:
         breakable.restart_when_dead()
     assert caught_up(breakable.running, "once")["state"] == "running"
-    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records)
+    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
 @pytest.mark.parametrize("point", WHILE_INGESTING)
@@ -106,7 +97,7 @@ def test_ten_random_kills_of_driver_jvm_and_slots_in_one_run_change_nothing(brea
         victim = rng.choice(["instance", "java", "slot"])
         _kill_one(breakable, victim, rng)
     assert caught_up(breakable.running, "once", 120)["state"] == "running"
-    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records)
+    assert contents(breakable.running, "clicks-once", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
 def _kill_one(breakable: Breakable, name: str, rng: random.Random) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.running import Running
-from tests import naive
-from tests.driving import Record, caught_up, contents, make_stream, post
+from tests.driving import Record, caught_up, contents, expected, make_stream, post
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -41,6 +40,5 @@ def test_real_requests_come_out_once_an_hour_in_the_order_of_the_naive_twin(
         running.call("POST", "/v1/jobs", json=job)
         assert caught_up(running, "paths")["state"] == "running"
         found = contents(running, "once", PARTITIONS)
-    expected = naive.deduplicated_partitions(requests, PARTITIONS, interval_ms=HOUR_MS, field="path")
-    assert found == expected
+    assert found == expected(requests, PARTITIONS, **once)
     assert sum(map(len, found)) < len(requests)

@@ -23,13 +23,15 @@ import pyarrow as pa
 class Function:
     """One function: its result has at most `growth` × the bytes of all its arguments (0: a small value).
 
-    `literals` are the positions of arguments that must stand in the text as literals; `picks` says that the
-    result is one of the arguments, `is_json` that it is JSON, `escapes` that it quotes text inside JSON
-    (a control character takes six bytes there).
+    `literals` are the positions of arguments that must stand in the text as literals; `copies` is how often
+    the text of an argument appears once DuckDB has expanded the function, where it is a macro (nested forty
+    deep, `nullif` hangs the planner); `picks` says that the result is one of the arguments, `is_json` that it
+    is JSON, `escapes` that it quotes text inside JSON (a control character takes six bytes there).
     """
 
     growth: int = 1
     literals: frozenset[int] = field(default_factory=frozenset)
+    copies: int = 1
     picks: bool = False
     is_json: bool = False
     escapes: bool = False
@@ -46,7 +48,8 @@ FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(("abs", "sign", "round", "floor", "ceil", "ceiling", "trunc", "mod", "sqrt"), _VALUE),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), _VALUE),
     # choice
-    **dict.fromkeys(("if", "nullif", "greatest", "least"), Function(picks=True)),
+    **dict.fromkeys(("if", "greatest", "least"), Function(picks=True)),
+    "nullif": Function(picks=True, copies=2),
     # text
     **dict.fromkeys(("~~", "!~~", "~~*", "!~~*"), Function(growth=0, literals=frozenset({1}))),
     **dict.fromkeys(("regexp_matches", "regexp_full_match"), _PATTERN),
@@ -56,7 +59,8 @@ FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(("ascii", "ord", "unicode", "chr", "md5", "sha1", "sha256"), _VALUE),
     **dict.fromkeys(("lower", "lcase", "upper", "ucase"), Function(growth=2)),  # "ɐ" has 2 bytes, "Ɐ" 3
     **dict.fromkeys(("trim", "ltrim", "rtrim", "substring", "substr", "left", "right"), _TEXT),
-    **dict.fromkeys(("split_part", "reverse", "strip_accents", "concat", "||"), _TEXT),
+    **dict.fromkeys(("reverse", "strip_accents", "concat", "||"), _TEXT),
+    "split_part": Function(copies=4),
     "translate": Function(growth=4),  # one byte may become a character of four
     "replace": Function(literals=frozenset({1, 2})),  # `gate` derives its growth from the literals
     # JSON

@@ -11,9 +11,7 @@ _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
 
 @nb.njit(
-    nb.void(
-        _INT32S, _INT64S, _INT64S, _INT64S, nb.int64, nb.int64[::1], nb.int64[::1], nb.bool_[::1], nb.bool_[::1]
-    ),
+    nb.void(_INT32S, _INT64S, _INT64S, _INT64S, nb.int64, nb.int64[::1], nb.int64[::1], nb.bool_[::1], nb.bool_[::1]),
     cache=True,
 )
 def deduplicate(ids, timestamps, running, offsets, interval, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]

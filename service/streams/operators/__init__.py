@@ -18,12 +18,7 @@ from service.streams.operators.select_key import SelectKey, SelectKeySpec
 from service.streams.operators.step import OnError, Operator
 
 OperatorSpec = Annotated[
-    FilterSpec
-    | MapValuesSpec
-    | SelectKeySpec
-    | DeduplicateByKeySpec
-    | DeduplicateByKeyValueSpec
-    | DeduplicateSpec,
+    FilterSpec | MapValuesSpec | SelectKeySpec | DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec,
     Field(discriminator="op"),
 ]
 StatefulSpec = DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec

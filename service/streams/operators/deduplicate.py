@@ -74,9 +74,7 @@ class Deduplicate:
             return Step(rows, dropped=dropped)
         return self._judge(rows, self.identify(rows.column("key"), ids), state, dropped)
 
-    def _judge(
-        self, rows: pa.RecordBatch, identities: Identities, state: StateReader, dropped: list[Dropped]
-    ) -> Step:
+    def _judge(self, rows: pa.RecordBatch, identities: Identities, state: StateReader, dropped: list[Dropped]) -> Step:
         ids, distinct = identities
         entries = _Entries(distinct, state)
         obs = codec.unpack_obs(packed) if (packed := state.get(codec.OBS_KEY)) else clock.NOT_STARTED
@@ -85,7 +83,15 @@ class Deduplicate:
         forward = np.empty(len(ids), np.bool_)
         origins = rows.column("offset").to_numpy()
         deduplicate(
-            ids, timestamps, running, origins, self.interval_ms, entries.stamps, entries.origins, entries.changed, forward
+            ids,
+            timestamps,
+            running,
+            origins,
+            self.interval_ms,
+            entries.stamps,
+            entries.origins,
+            entries.changed,
+            forward,
         )
         now = clock.latest(obs, running)
         changes = entries.changes(now if now != obs else None)
@@ -136,7 +142,9 @@ def _by_key_and_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
     paired = key_ids.astype(np.int64) * width + id_ids
     encoded = pa.array(paired, mask=(key_ids < 0) | (id_ids < 0)).dictionary_encode()
     pairs = encoded.dictionary.to_numpy()
-    identities = codec.pair_identities(distinct_keys.take(pa.array(pairs // width)), distinct_ids.take(pa.array(pairs % width)))
+    identities = codec.pair_identities(
+        distinct_keys.take(pa.array(pairs // width)), distinct_ids.take(pa.array(pairs % width))
+    )
     return _dense(encoded.indices), identities
 
 

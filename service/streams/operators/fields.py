@@ -17,8 +17,8 @@ from service.streams.errors import InvalidExpression
 from service.streams.expressions import Expression
 
 MAX_INT64 = 2**63 - 1
-JOB_NAME = r"^[a-z][a-z0-9_]{0,63}\z"
-STREAM_NAME = r"^[a-z][a-z0-9_.-]{0,127}\z"
+JOB_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+STREAM_NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
 
 
 class Spec(BaseModel):
@@ -49,21 +49,29 @@ def _admit(text: str) -> str:
 def _yields_boolean(text: str) -> str:
     found = admitted(text).type_of()
     if not pa.types.is_boolean(found):
-        raise problem(f"must be a condition (boolean), this is {found}")
+        raise problem(f"must be a condition (true or false), this gives {kind_name(found)}")
     return text
 
 
 def _yields_text(text: str) -> str:
     found = admitted(text).type_of()
     if not is_textual(found):
-        raise problem(f"must give text, an integer or a boolean, this is {found}; write (…)::varchar for its text")
+        wanted = "must give text, an integer or a boolean"
+        raise problem(f"{wanted}, this gives {kind_name(found)}; write ->> or (…)::varchar for its text")
     return text
+
+
+def kind_name(kind: pa.DataType) -> str:
+    """The type of an expression's result, in a person's words."""
+    if isinstance(kind, pa.JsonType):
+        return "JSON"
+    return {"string": "text", "bool": "true or false", "null": "always null"}.get(str(kind), str(kind))
 
 
 def is_textual(kind: pa.DataType) -> bool:
     """Whether values of this type have one obvious text, fit for a key or an identity."""
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return is_text or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
 
 
 ExpressionText = Annotated[str, Field(min_length=1), AfterValidator(_admit)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, Field
 
-from service.streams.operators.fields import ExpressionText, OperatorName, Spec, admitted, problem
+from service.streams.operators.fields import ExpressionText, OperatorName, Spec, admitted, kind_name, problem
 from service.streams.operators.step import OnError, Step, evaluate_for
 from service.streams.records import StateReader
 
@@ -24,8 +24,8 @@ _NULL = pa.scalar("null", pa.utf8())
 
 def _has_json_form(text: str) -> str:
     found = admitted(text).type_of()
-    if not _writer(found):
-        raise problem(f"{found} has no form in JSON; write to_json(…) or (…)::varchar")
+    if _writer(found) is None:
+        raise problem(f"gives {kind_name(found)}, which has no form in JSON; write (…)::varchar for its text")
     return text
 
 
@@ -59,19 +59,22 @@ def _objects(columns: pa.RecordBatch) -> pa.Array:
     parts: list[pa.Array | pa.Scalar] = []
     for i, (name, column) in enumerate(zip(columns.schema.names, columns.columns, strict=True)):
         parts += [pa.scalar(("," if i else "{") + json.dumps(name, ensure_ascii=False) + ":", pa.utf8())]
-        parts += [_writer(column.type)(column).fill_null(_NULL)]
+        write = _writer(column.type)
+        if write is None:
+            raise TypeError(f"{name}: {column.type} has no form in JSON")
+        parts += [write(column).fill_null(_NULL)]
     return pc.binary_join_element_wise(*parts, pa.scalar("}", pa.utf8()), pa.scalar("", pa.utf8()))
 
 
-def _writer(kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
+def _writer(kind: pa.DataType) -> _Writer | None:
     """How a column of this type becomes JSON texts, nulls staying null; None if it does not."""
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        return _as_text
-    if pa.types.is_floating(kind):
-        return _as_double
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _as_string
-    return None
+    if isinstance(kind, pa.JsonType):
+        return _as_written
+    return next((write for is_kind, write in _WRITERS if is_kind(kind)), None)
+
+
+def _as_written(column: pa.Array) -> pa.Array:
+    return column.storage.cast(pa.utf8())
 
 
 def _as_text(column: pa.Array) -> pa.Array:
@@ -84,13 +87,30 @@ def _as_double(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_finite(column), texts, None)
 
 
-def _as_string(column: pa.Array) -> pa.Array:
-    """Quoted; only texts that need escapes are looked at one by one."""
-    texts = column.cast(pa.utf8())
+def _as_quoted(column: pa.Array) -> pa.Array:
     quote = pa.scalar('"', pa.utf8())
-    quoted = pc.binary_join_element_wise(quote, texts, quote, pa.scalar("", pa.utf8()))
-    special = pc.match_substring_regex(texts, _NEEDS_ESCAPE)
-    if not pc.any(special).as_py():
-        return quoted
-    escaped = [json.dumps(text, ensure_ascii=False) for text in texts.filter(special).to_pylist()]
-    return pc.replace_with_mask(quoted, special.fill_null(False), pa.array(escaped, pa.utf8()))
+    return pc.binary_join_element_wise(quote, column.cast(pa.utf8()), quote, pa.scalar("", pa.utf8()))
+
+
+def _as_string(column: pa.Array) -> pa.Array:
+    """Only texts that need escapes are looked at one by one."""
+    texts = column.cast(pa.utf8())
+    needs_escape = pc.match_substring_regex(texts, _NEEDS_ESCAPE).fill_null(False)
+    if not pc.any(needs_escape).as_py():
+        return _as_quoted(texts)
+    escaped = [json.dumps(text, ensure_ascii=False) for text in texts.filter(needs_escape).to_pylist()]
+    return pc.replace_with_mask(_as_quoted(texts), needs_escape, pa.array(escaped, pa.utf8()))
+
+
+_Writer = Callable[[pa.Array], pa.Array]
+_WRITERS: list[tuple[Callable[[pa.DataType], bool], _Writer]] = [
+    (pa.types.is_integer, _as_text),
+    (pa.types.is_boolean, _as_text),
+    (pa.types.is_decimal, _as_text),
+    (pa.types.is_null, _as_text),
+    (pa.types.is_floating, _as_double),
+    (pa.types.is_string, _as_string),
+    (pa.types.is_large_string, _as_string),
+    (pa.types.is_date, _as_quoted),
+    (pa.types.is_timestamp, _as_quoted),
+]

@@ -55,9 +55,7 @@ def evaluate_for(
         raise ExpressionFailed(operator, error.row, error.detail, offset) from error
 
 
-def _evaluate_or_drop(
-    operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch
-) -> Evaluated:
+def _evaluate_or_drop(operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch) -> Evaluated:
     results, failed = evaluate_lenient(expressions, batch)
     if not failed.any():
         return Evaluated(batch, results, [])

@@ -70,7 +70,7 @@ def _detail(finding: ErrorDetails) -> str:
     words = _WORDS.get(finding["type"])
     if words is None:
         return finding["msg"]
-    return words.format(**context).replace(r"\z", "$")
+    return words.format(**context)
 
 
 def _unknown_operator(op: str) -> str:

@@ -11,7 +11,7 @@ from service.streams.topology.graph import SubTopology, Topology
 
 def describe(topology: Topology) -> str:
     """The text that people know from Kafka Streams."""
-    return "Topologies:\n" + "\n".join(_sub_topology(each) for each in topology.sub_topologies)
+    return "Topologies:\n" + "".join(_sub_topology(each) for each in topology.sub_topologies)
 
 
 def _sub_topology(sub_topology: SubTopology) -> str:
@@ -26,7 +26,7 @@ def _sub_topology(sub_topology: SubTopology) -> str:
         lines += [f"      --> {_next(names, i, sinks)}", f"      <-- {names[i - 1]}"]
     for name, sink in zip(sinks, sub_topology.sinks, strict=True):
         lines += [f"    Sink: {name} (topic: {sink.stream})", f"      <-- {names[-1]}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n"
 
 
 def _sink_names(sub_topology: SubTopology) -> list[str]:

@@ -21,7 +21,7 @@ MAX_OPERATORS = 64
 MAX_SOURCES = 32
 MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
-_PARTITION = r"^(0|[1-9][0-9]{0,8})\z"
+_PARTITION = r"^(0|[1-9][0-9]{0,8})$"
 
 
 class SinkSpec(Spec):
@@ -79,7 +79,7 @@ class JobSpec(Spec):
     name: Annotated[str, Field(pattern=JOB_NAME)]
     source: Source
     start: Start = "earliest"
-    operators: Annotated[list[OperatorSpec], Field(max_length=MAX_OPERATORS)] = []
+    operators: Annotated[list[OperatorSpec], Field(max_length=MAX_OPERATORS, default_factory=list)]
     sink: Sink | None = None
     standby_replicas: Annotated[int, Field(ge=0, le=100)] = 0
     acceptable_recovery_lag: Duration = 10_000
@@ -125,7 +125,7 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
     yield from _repeated(spec.sources, "/source/{}", "source")
     yield from _repeated([sink.stream for sink in spec.sinks], "/sink/{}/stream", "sink")
     names = [operator.name for operator in spec.operators]
-    yield from _repeated(names, "/operators/{}/name", "operator name")
+    yield from _repeated(names, "/operators/{}/name", "the name of operator")
     for i, sink in enumerate(spec.sinks):
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
+import lmdb
 import pytest
 
 from service.storage import environments
@@ -123,7 +124,7 @@ def test_a_new_life_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
 def test_damage_met_while_running_is_said_and_ends_that_life(tmp_path: Path) -> None:
     replica = filled(tmp_path)
     with pytest.raises(ReplicaDamaged, match=str(tmp_path)), replica.reader():
-        raise environments.lmdb.CorruptedError("a page of something else")
+        raise lmdb.CorruptedError("a page of something else")
     replica.close()
     assert position_after_reopening(tmp_path) == 0
 
@@ -147,7 +148,7 @@ def test_thrown_away_while_it_is_open_in_this_process_too(tmp_path: Path) -> Non
     first = filled(tmp_path)
     second = open_replica(tmp_path, end=5)
     assert second.position == 0
-    with pytest.raises(environments.lmdb.Error):
+    with pytest.raises(lmdb.Error):
         first.apply(10, 11, changes({}))
     first.close()
     assert second.apply(0, 1, changes({}))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def test_bytes_that_are_no_arrow_stream_are_damage_even_with_a_right_checksum(lo
     body = b"not an arrow stream, whatever its checksum says"
     local.write(PATH, EncodedSegment(pa.py_buffer(body), [], []))
     with pytest.raises(SegmentDamaged, match="not an Arrow stream"):
-        local.read_chunk(Chunk(PATH, SEGMENT, 0, 0, len(body), segments.zlib.crc32(body), 0, 1))
+        local.read_chunk(Chunk(PATH, SEGMENT, 0, 0, len(body), zlib.crc32(body), 0, 1))
 
 
 def test_another_number_of_records_than_the_catalog_says_is_damage(local: Storage) -> None:

@@ -46,7 +46,10 @@ def test_at_a_sink_null_keys_stay_with_their_task():
 
 
 def test_text_keys_hash_as_their_utf8():
-    assert partition_of(pa.array(["é", "foobar"]), 7).tolist() == partition_of(pa.array(["é".encode(), b"foobar"]), 7).tolist()
+    assert (
+        partition_of(pa.array(["é", "foobar"]), 7).tolist()
+        == partition_of(pa.array(["é".encode(), b"foobar"]), 7).tolist()
+    )
 
 
 def test_one_partition_takes_all_keys_and_no_keys_give_no_partitions():

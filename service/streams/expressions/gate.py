@@ -1,0 +1,328 @@
+"""The gate: which texts are expressions, and what each may cost.
+
+It asks DuckDB's own parser (`json_serialize_sql`) what a text means and admits it only if every node of the
+tree is one it knows. It refuses to know how SQL is written: a second parser would disagree with the one that
+runs (sqlglot turns `value->>'a.b'` into a path). It fails closed: a node class, a field of a node or a
+function that is not named here is refused, also when a later DuckDB invents it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.streams.errors import InvalidExpression
+from service.streams.expressions.allowed import FUNCTIONS, TYPES, Function
+
+COLUMNS = ("key", "value", "timestamp", "window_start", "window_end")
+MAX_TEXT = 4_096  # characters; DuckDB's parser takes up to a second on 4,096 of the worst ("- - - …")
+MAX_BRACKETS = 64  # 4,000 open brackets keep the parser busy for 18 s
+MAX_DEPTH = 64
+MAX_NODES = 500  # after macros are expanded
+MAX_WORK = 2_000  # bytes that the nodes of an expression may make, together, of one byte of its record
+MAX_FIXED_WORK = 1 << 20  # bytes that they may make whatever the record holds
+
+Node = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a node can cost, from its text alone: the bytes of its value, and of all values below it.
+
+    Both are `per_byte` × the bytes of the record + `fixed`. `nodes` counts the nodes DuckDB will plan.
+    """
+
+    per_byte: int = 0
+    fixed: int = 0
+    work_per_byte: int = 0
+    work_fixed: int = 0
+    nodes: int = 0
+    is_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What the gate found out about a text: the columns it reads, and the bound on what it makes of a record."""
+
+    columns: frozenset[str]
+    work_per_byte: int
+    work_fixed: int
+
+
+def admit(text: str, parse: Callable[[str], bytes]) -> Admitted:
+    """Check a text; `parse` gives DuckDB's tree of a statement as JSON. Raises InvalidExpression."""
+    _check_text(text)
+    tree = _only_item(_parsed(parse, f"SELECT {text}"), "EMPTY")
+    walk = _Walk()
+    cost = walk.visit(tree, 0)
+    _check_cost(cost)
+    ran = _only_item(_parsed(parse, f"SELECT {enclosed(text)} AS x FROM batch"), "BASE_TABLE")
+    if _meaning(ran | {"alias": ""}) != _meaning(tree):
+        raise InvalidExpression("the text means something else inside brackets")
+    return Admitted(frozenset(walk.columns), cost.work_per_byte, cost.work_fixed)
+
+
+def enclosed(text: str) -> str:
+    """The text as it runs. The line break ends a trailing `--` comment."""
+    return f"({text}\n)"
+
+
+def _check_text(text: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise InvalidExpression(f"longer than {MAX_TEXT:,} characters")
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+        raise InvalidExpression("holds a character that is not text")
+    depth = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if depth > MAX_BRACKETS:
+            raise InvalidExpression(f"more than {MAX_BRACKETS} brackets inside each other")
+
+
+def _check_cost(cost: Cost) -> None:
+    if cost.nodes > MAX_NODES:
+        raise InvalidExpression(f"larger than {MAX_NODES} operators, functions, columns and literals")
+    if cost.work_per_byte > MAX_WORK or cost.work_fixed > MAX_FIXED_WORK:
+        raise InvalidExpression("could make too much of one record: nested growth, or a regular expression too large")
+
+
+def _parsed(parse: Callable[[str], bytes], statement: str) -> Node:
+    try:
+        answer: Node = orjson.loads(parse(statement))
+    except orjson.JSONDecodeError as error:  # deeper than orjson reads
+        raise InvalidExpression(f"nested deeper than {MAX_DEPTH} levels") from error
+    if answer["error"]:
+        message = answer["error_message"]
+        deep = "expression depth" in message
+        raise InvalidExpression(f"nested deeper than {MAX_DEPTH} levels" if deep else message)
+    return answer
+
+
+def _only_item(answer: Node, source: str) -> Node:
+    """The one select item of the one SELECT; anything else that a statement can have is refused."""
+    if len(answer["statements"]) != 1:
+        raise InvalidExpression("one expression is expected, this is more than one statement")
+    statement = answer["statements"][0]
+    node = statement["node"]
+    if node["type"] != "SELECT_NODE" or set(node) != _SELECT:
+        raise InvalidExpression("one expression is expected, this is a query")
+    if node["from_table"]["type"] != source or node["cte_map"]["map"] or any(node[clause] for clause in _CLAUSES):
+        raise InvalidExpression("FROM, WHERE, ORDER BY and other clauses are not part of an expression")
+    if node["aggregate_handling"] != "STANDARD_HANDLING":
+        raise InvalidExpression("clauses are not part of an expression")
+    if statement["named_param_map"]:
+        raise InvalidExpression("parameters are not available")
+    if len(node["select_list"]) != 1:
+        raise InvalidExpression(f"one expression is expected, these are {len(node['select_list'])}")
+    item: Node = node["select_list"][0]
+    return item
+
+
+_CLAUSES = ("modifiers", "where_clause", "group_expressions", "group_sets", "having", "sample", "qualify")
+_SELECT = {"type", "cte_map", "select_list", "from_table", "aggregate_handling", *_CLAUSES}
+
+
+def _meaning(node: Any) -> Any:
+    """A tree without the places in the text."""
+    if isinstance(node, dict):
+        return {k: _meaning(v) for k, v in node.items() if not k.startswith("query_location")}
+    return [_meaning(child) for child in node] if isinstance(node, list) else node
+
+
+class _Walk:
+    """Goes through a tree, node by node; remembers the columns, returns the cost."""
+
+    def __init__(self) -> None:
+        self.columns: set[str] = set()
+
+    def visit(self, node: Node, depth: int) -> Cost:
+        if depth > MAX_DEPTH:
+            raise InvalidExpression(f"nested deeper than {MAX_DEPTH} levels")
+        kind = node["class"]
+        if kind not in _CLASSES:
+            raise InvalidExpression(f"{_WORDS.get(kind, kind.lower().replace('_', ' '))} is not available")
+        fields, types, visit = _CLASSES[kind]
+        if set(node) - _COMMON != fields or node["type"] not in types:
+            raise InvalidExpression(f"{node['type'].lower().replace('_', ' ')} is not available")
+        if node["alias"]:
+            raise InvalidExpression(f"a name ({node['alias']}) is not part of an expression")
+        return visit(self, node, depth + 1)
+
+    def constant(self, node: Node, depth: int) -> Cost:
+        kind, text = node["literal"]["kind"], node["literal"]["text"]
+        if kind not in {"STRING", "INTEGER", "NUMERIC", "BOOLEAN", "NULL_LITERAL"}:
+            raise InvalidExpression(f"a literal of kind {kind.lower()} is not available")
+        return _value(fixed=len(text.encode()))
+
+    def column(self, node: Node, depth: int) -> Cost:
+        path = node["column_names"]
+        name = path[0].lower()
+        if len(path) > 1 and name == "value":
+            raise InvalidExpression(f"write value->>'{path[1]}' for a field of the value")
+        if len(path) > 1 or name not in COLUMNS:
+            raise InvalidExpression(f"{'.'.join(path)} is not a column; there are {', '.join(COLUMNS)}")
+        self.columns.add(name)
+        return _value(per_byte=1, is_json=name == "value") if name in {"key", "value"} else _value(fixed=8)
+
+    def cast(self, node: Node, depth: int) -> Cost:
+        name = _type_name(node["type_expr"])
+        child = self.visit(node["child"], depth)
+        if name in {"VARCHAR", "JSON"}:
+            return _over([child], child.per_byte, child.fixed + _SMALL, is_json=name == "JSON")
+        return _over([child], 0, _SMALL)
+
+    def condition(self, node: Node, depth: int) -> Cost:
+        """A comparison, AND, OR, BETWEEN: its parts are fields or a list."""
+        parts = node.get("children") or [node[name] for name in ("left", "right", "input", "lower", "upper") if name in node]
+        return _over([self.visit(part, depth) for part in parts], 0, 1)
+
+    def operator(self, node: Node, depth: int) -> Cost:
+        costs = [self.visit(child, depth) for child in node["children"]]
+        return _pick(costs) if node["type"] in {"OPERATOR_COALESCE", "OPERATOR_TRY"} else _over(costs, 0, 1)
+
+    def case(self, node: Node, depth: int) -> Cost:
+        checks = node["case_checks"]
+        if any(set(check) != {"when_expr", "then_expr"} for check in checks):
+            raise InvalidExpression("this kind of CASE is not available")
+        conditions = [self.visit(check["when_expr"], depth) for check in checks]
+        results = [self.visit(then, depth) for then in (*(check["then_expr"] for check in checks), node["else_expr"])]
+        return _pick(results, conditions)
+
+    def arrow(self, node: Node, depth: int) -> Cost:
+        """`a -> b` has the shape of a lambda; without a function that takes one, it is the JSON operator."""
+        if node["syntax_type"] != "SINGLE_ARROW":
+            raise InvalidExpression("a lambda is not available")
+        return self._call("->", [node["lhs"], node["expr"]], depth)
+
+    def function(self, node: Node, depth: int) -> Cost:
+        name = node["function_name"].lower()
+        if node["schema"] or node["catalog"] or len(node["qualified_name"]["path"]) != 1:
+            raise InvalidExpression(f"a function is called by its bare name, not {'.'.join(node['qualified_name']['path'])}")
+        if name not in FUNCTIONS:
+            raise InvalidExpression(f"{name} is not available; there are {', '.join(_names())}")
+        if node["filter"] or node["order_bys"]["orders"] or node["distinct"] or node["export_state"]:
+            raise InvalidExpression(f"{name} is not an aggregate")
+        if any(argument["name"] for argument in node["arguments"]):
+            raise InvalidExpression(f"{name} takes no named arguments")
+        return self._call(name, [argument["expression"] for argument in node["arguments"]], depth)
+
+    def _call(self, name: str, arguments: list[Node], depth: int) -> Cost:
+        function = FUNCTIONS[name]
+        for place in function.literals & set(range(len(arguments))):
+            _check_literal(name, arguments[place])
+        costs = [self.visit(argument, depth) for argument in arguments] * function.copies
+        if function.picks:
+            return _pick(costs)
+        growth, work = _growth(name, function, arguments), _regex_work(name, arguments)
+        weights = [growth * (6 if function.escapes and not cost.is_json else 1) for cost in costs]
+        per_byte = sum(w * cost.per_byte for w, cost in zip(weights, costs, strict=True))
+        fixed = sum(w * cost.fixed for w, cost in zip(weights, costs, strict=True)) + _SMALL
+        return _over(costs, per_byte, fixed, is_json=function.is_json, effort=work)
+
+
+_SMALL = 64  # bytes that any number, date, digest or boolean fits in, as a value and as text
+
+
+def _value(per_byte: int = 0, fixed: int = 0, *, is_json: bool = False) -> Cost:
+    return Cost(per_byte, fixed, per_byte, fixed, 1, is_json)
+
+
+def _over(below: Iterable[Cost], per_byte: int, fixed: int, *, is_json: bool = False, effort: int = 0) -> Cost:
+    """The cost of a node with these below it. `effort`: passes over what it reads, beyond the first."""
+    costs = list(below)
+    work_per_byte = per_byte + sum(cost.work_per_byte + effort * cost.per_byte for cost in costs)
+    work_fixed = fixed + sum(cost.work_fixed + effort * cost.fixed for cost in costs)
+    return Cost(per_byte, fixed, work_per_byte, work_fixed, 1 + sum(cost.nodes for cost in costs), is_json)
+
+
+def _pick(candidates: list[Cost], others: Iterable[Cost] = ()) -> Cost:
+    """A node that gives one of its candidates."""
+    per_byte = max((cost.per_byte for cost in candidates), default=0)
+    fixed = max((cost.fixed for cost in candidates), default=0)
+    is_json = all(cost.is_json for cost in candidates)
+    return _over([*candidates, *others], per_byte, fixed + _SMALL, is_json=is_json)
+
+
+def _type_name(node: Node) -> str:
+    """The canonical name of the type that is cast to; types with parts other than DECIMAL(p, s) are refused."""
+    name = TYPES.get(node.get("type_name", "").upper())
+    if name is None or node["class"] != "TYPE" or node["alias"] or node["schema"] or node["catalog"]:
+        raise InvalidExpression(f"a cast to {node.get('type_name', 'this type')} is not available")
+    parts = node["children"]
+    if parts and (name != "DECIMAL" or not all(_literal(part) == "INTEGER" for part in parts)):
+        raise InvalidExpression(f"{name} takes no parameters")
+    return name
+
+
+def _literal(node: Node) -> str | None:
+    """The kind of the literal that a node is, if it is one."""
+    return node["literal"]["kind"] if node["class"] == "CONSTANT" else None
+
+
+def _check_literal(name: str, node: Node) -> None:
+    if name in {"->", "->>"} and (chain := _chain(node)) is not None:
+        for path in chain:
+            _check_literal(name, path)
+    elif _literal(node) not in {"STRING", "INTEGER"}:
+        raise InvalidExpression(f"{name} needs a literal on its right; put brackets around what belongs together")
+    elif name in _TAKES_PATH and re.match(r"\$.*(\*|\.\.)", node["literal"]["text"], re.DOTALL):
+        raise InvalidExpression("a path with wildcards gives a list: name one field")
+
+
+def _chain(node: Node) -> list[Node] | None:
+    """`value->'a'->>'b'` reads as value->('a'->>'b'): the two sides of such a right-hand side."""
+    if node["class"] == "LAMBDA":
+        return [node["lhs"], node["expr"]]
+    if node["class"] == "FUNCTION" and node["function_name"] in {"->", "->>"} and len(node["arguments"]) == 2:
+        return [argument["expression"] for argument in node["arguments"]]
+    return None
+
+
+def _growth(name: str, function: Function, arguments: list[Node]) -> int:
+    if name == "replace" and len(arguments) == 3:
+        found, put = (len(argument["literal"]["text"].encode()) for argument in arguments[1:])
+        return max(1, -(-put // max(1, found)))
+    return function.growth
+
+
+def _regex_work(name: str, arguments: list[Node]) -> int:
+    """About how many states RE2 keeps: measured, it does 50 M of them a second when its DFA does not fit."""
+    if not name.startswith("regexp_") or len(arguments) < 2:
+        return 0
+    pattern = arguments[1]["literal"]["text"]
+    size, times = len(pattern), 1
+    for group, low, high in re.findall(r"(\)?)\{(\d{1,9})(?:,(\d{0,9}))?\}", pattern):
+        count = max(1, int(low), int(high or 0))
+        size, times = (size, times * count) if group else (size + count, times)
+    return size * times * (50 if re.search(r"\\[pP]", pattern) else 1)
+
+
+def _names() -> list[str]:
+    return sorted(name for name in FUNCTIONS if name[0].isalpha())
+
+
+_TAKES_PATH = {name for name in FUNCTIONS if name.startswith("json_")} | {"->", "->>"}
+_COMMON = {"class", "type", "alias", "query_location", "query_location_length"}
+_CALL = {"function_name", "schema", "catalog", "qualified_name", "filter", "order_bys", "distinct", "export_state"}
+_EQUALITIES = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
+_ORDERINGS = {f"COMPARE_{less_or_greater}THAN{or_equal}" for less_or_greater in ("LESS", "GREATER") for or_equal in ("", "OREQUALTO")}
+_OPERATORS = {"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "OPERATOR_TRY"}
+
+# Node class -> its fields beside the common ones, its types, and who visits it. All else is refused.
+_CLASSES: dict[str, tuple[set[str], set[str], Callable[[_Walk, Node, int], Cost]]] = {
+    "CONSTANT": ({"literal"}, {"VALUE_CONSTANT"}, _Walk.constant),
+    "COLUMN_REF": ({"column_names"}, {"COLUMN_REF"}, _Walk.column),
+    "CAST": ({"child", "type_expr", "try_cast"}, {"OPERATOR_CAST"}, _Walk.cast),
+    "COMPARISON": ({"left", "right"}, _EQUALITIES | _ORDERINGS, _Walk.condition),
+    "BETWEEN": ({"input", "lower", "upper"}, {"COMPARE_BETWEEN"}, _Walk.condition),
+    "CONJUNCTION": ({"children"}, {"CONJUNCTION_AND", "CONJUNCTION_OR"}, _Walk.condition),
+    "OPERATOR": ({"children"}, _OPERATORS | {"COMPARE_IN", "COMPARE_NOT_IN"}, _Walk.operator),
+    "CASE": ({"case_checks", "else_expr"}, {"CASE_EXPR"}, _Walk.case),
+    "LAMBDA": ({"lhs", "expr", "syntax_type"}, {"LAMBDA"}, _Walk.arrow),
+    "FUNCTION": (_CALL | {"is_operator", "arguments"}, {"FUNCTION"}, _Walk.function),
+}
+_WORDS = {"STAR": "*", "SUBQUERY": "a subquery", "WINDOW": "a window function", "PARAMETER": "a parameter"}

@@ -1,0 +1,84 @@
+"""The whole way of a record, on SQLite and on Postgres: in over HTTP, through Spark, out again, across a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.running import Running
+from tests.driving import (
+    ONCE_AN_HOUR,
+    caught_up,
+    contents,
+    deduplicate,
+    expected,
+    in_state,
+    make_stream,
+    post,
+    some_records,
+)
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def running(tmp_path: Path, database_url: str) -> Running:
+    return Running(tmp_path / "data", environment={"MILLRACE_DATABASE_URL": database_url})
+
+
+def test_a_job_goes_on_after_stop_and_restart_as_if_nothing_had_been(running: Running) -> None:
+    records = some_records(4_000)
+    with running:
+        make_stream(running, "clicks", 4)
+        running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once", max_batch_records=300))
+        post(running, "clicks", records[:2_000])
+        caught_up(running, "once")
+        running.call("POST", "/v1/jobs/once:stop")
+        in_state(running, "once", "stopped")
+        post(running, "clicks", records[2_000:3_000])
+        running.call("POST", "/v1/jobs/once:restart")
+        caught_up(running, "once")
+    assert running.process.returncode == 0
+    with running:
+        post(running, "clicks", records[3_000:])
+        caught_up(running, "once")
+        assert contents(running, "clicks-once", 4) == expected(records, 4, **ONCE_AN_HOUR)
+
+
+def test_a_paused_job_takes_nothing_and_resumes_where_it_was(running: Running) -> None:
+    records = some_records(600)
+    with running:
+        make_stream(running, "clicks", 4)
+        running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once"))
+        post(running, "clicks", records[:300])
+        before = caught_up(running, "once")["positions"]
+        running.call("POST", "/v1/jobs/once:pause")
+        post(running, "clicks", records[300:])
+        paused = running.call("GET", "/v1/jobs/once?wait=caught_up&timeout_ms=500")
+        assert paused["state"] == "paused"
+        assert [at["position"] for at in paused["positions"]] == [at["position"] for at in before]
+        running.call("POST", "/v1/jobs/once:resume")
+        caught_up(running, "once")
+        assert contents(running, "clicks-once", 4) == expected(records, 4, **ONCE_AN_HOUR)
+
+
+def test_a_poisoned_record_fails_its_job_alone_and_can_be_skipped(running: Running) -> None:
+    good = [{"key": "k", "value": {"n": n}, "timestamp": 1_000 + n, "partition": 0} for n in range(5)]
+    poison = {"key": "k", "value": {"n": "many"}, "timestamp": 1_005, "partition": 0}
+    where = [{"op": "filter", "name": "positive", "where": "(value->>'n')::bigint >= 0"}]
+    with running:
+        make_stream(running, "numbers", 1)
+        running.call("POST", "/v1/jobs", json={"name": "strict", "source": "numbers", "operators": where, "sink": "a"})
+        lenient = {"name": "lenient", "source": "numbers", "operators": where, "sink": "b", "on_error": "drop"}
+        running.call("POST", "/v1/jobs", json=lenient)
+        post(running, "numbers", [*good, poison, *good])
+        failed = in_state(running, "strict", "failed")
+        assert (failed["error"]["partition"], failed["error"]["offset"]) == (0, 5)
+        assert failed["error"]["operator"] == "positive"
+        assert caught_up(running, "lenient")["state"] == "running"
+        running.call("POST", "/v1/jobs/strict:skip", json={"partition": 0, "offset": 5})
+        running.call("POST", "/v1/jobs/strict:restart")
+        assert caught_up(running, "strict")["state"] == "running"
+        assert contents(running, "a", 1) == contents(running, "b", 1)
+        assert len(contents(running, "a", 1)[0]) == 10

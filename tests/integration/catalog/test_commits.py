@@ -1,0 +1,197 @@
+"""Commits of tasks: accepted or refused alone, once, by epoch, version and position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service import coordinator
+from service.catalog import jobs
+from service.catalog.engine import Catalog
+from service.catalog.tables import new_id
+from tests.integration.catalog.world import (
+    SlotDouble,
+    batch,
+    chunk,
+    commit_of,
+    ends,
+    expire_slot,
+    join,
+    make_job,
+    make_stream,
+    post,
+    register,
+    slot,
+)
+
+
+@pytest.fixture
+def worker(catalog: Catalog) -> SlotDouble:
+    """A slot that owns the four tasks of a job, ten records in each of its inputs."""
+    clicks = make_stream(catalog)
+    job = make_job(catalog)
+    post(catalog, clicks, dict.fromkeys(range(4), 10))
+    return slot(catalog, join(catalog), job)
+
+
+def positions(catalog: Catalog) -> list[int]:
+    job = catalog.read(jobs.get_job, "visits")
+    return [at.position for at in catalog.read(jobs.positions, job.id)]
+
+
+def test_an_accepted_commit_publishes_and_moves_the_position_at_once(catalog: Catalog, worker: SlotDouble) -> None:
+    task = worker.tasks()[1]
+    commit = batch(catalog, task, worker.joined)
+    assert ends(catalog, "visits-out") == [0, 0, 0, 0]
+    (verdict,) = worker.commit(commit)
+    assert (verdict["status"], verdict["reason"], verdict["version"]) == ("accepted", None, 1)
+    assert [(at["first_offset"], at["end_offset"]) for at in verdict["published"]] == [(0, 10), (0, 10)]
+    assert positions(catalog) == [0, 10, 0, 0]
+    assert ends(catalog, "visits-out") == [0, 10, 0, 0]
+    assert ends(catalog, "visits-once-changelog") == [0, 10, 0, 0]
+
+
+def test_repeating_a_commit_gets_the_first_answer(catalog: Catalog, worker: SlotDouble) -> None:
+    commit = batch(catalog, worker.tasks()[0], worker.joined)
+    first = worker.commit(commit)
+    assert worker.commit(commit) == first
+    assert ends(catalog, "visits-out") == [10, 0, 0, 0]
+
+
+def test_a_repeated_commit_is_answered_even_when_the_slot_is_gone(catalog: Catalog, worker: SlotDouble) -> None:
+    commit = batch(catalog, worker.tasks()[0], worker.joined)
+    first = worker.commit(commit)
+    worker.leave()
+    assert worker.commit(commit) == first
+
+
+def test_a_commit_twice_in_one_request_counts_once(catalog: Catalog, worker: SlotDouble) -> None:
+    commit = batch(catalog, worker.tasks()[0], worker.joined)
+    first, second = worker.commit(commit, commit)
+    assert first == second
+    assert ends(catalog, "visits-out") == [10, 0, 0, 0]
+
+
+def test_each_commit_of_a_request_is_judged_alone(catalog: Catalog, worker: SlotDouble) -> None:
+    tasks = worker.tasks()
+    commits = [batch(catalog, task, worker.joined) for task in tasks]
+    commits[1]["version"] += 1
+    commits[3]["epoch"] -= 1
+    verdicts = worker.commit(*commits)
+    assert [verdict["reason"] for verdict in verdicts] == [None, "stale_version", None, "stale_epoch"]
+    assert positions(catalog) == [10, 0, 10, 0]
+    assert ends(catalog, "visits-out") == [10, 0, 10, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(1, 10), (0, 11), (5, 4), (-1, 3)], ids=["gap", "beyond the end", "backwards", "below"]
+)
+def test_a_position_moves_from_where_it_stands_to_what_is_there(
+    catalog: Catalog, worker: SlotDouble, start: int, end: int
+) -> None:
+    task = worker.tasks()[0]
+    source = task["inputs"][0]["stream_id"]
+    (verdict,) = worker.commit(commit_of(task, moves=[(source, 0, start, end)]))
+    assert (verdict["status"], verdict["reason"]) == ("refused", "wrong_position")
+    assert positions(catalog) == [0, 0, 0, 0]
+
+
+def test_an_input_of_another_task_is_a_wrong_position(catalog: Catalog, worker: SlotDouble) -> None:
+    task = worker.tasks()[0]
+    source = task["inputs"][0]["stream_id"]
+    (verdict,) = worker.commit(commit_of(task, moves=[(source, 1, 0, 10)]))
+    assert verdict["reason"] == "wrong_position"
+
+
+def test_a_commit_needs_a_pending_segment(catalog: Catalog, worker: SlotDouble) -> None:
+    task = worker.tasks()[0]
+    changelog = task["changelogs"]["visits-once"]["stream_id"]
+    used = register(catalog)
+    chunks = [chunk(changelog, 0, 1)]
+    assert worker.commit(commit_of(task, segment=used, chunks=chunks))[0]["status"] == "accepted"
+    for segment in (used, new_id()):
+        (verdict,) = worker.commit(commit_of(task | {"version": 1}, segment=segment, chunks=chunks))
+        assert verdict["reason"] == "segment_not_pending"
+    assert ends(catalog, "visits-once-changelog") == [1, 0, 0, 0]
+
+
+def test_two_commits_can_not_publish_one_segment(catalog: Catalog, worker: SlotDouble) -> None:
+    one, two, *_ = worker.tasks()
+    segment = register(catalog)
+    commits = [
+        commit_of(task, segment=segment, chunks=[chunk(task["changelogs"]["visits-once"]["stream_id"], i, 1)])
+        for i, task in enumerate((one, two))
+    ]
+    assert [verdict["reason"] for verdict in worker.commit(*commits)] == [None, "segment_not_pending"]
+
+
+@pytest.mark.parametrize(("partition", "records", "reason"), [(9, 1, "unknown_partition"), (0, 0, "empty_chunk")])
+def test_a_chunk_must_fit_a_partition(
+    catalog: Catalog, worker: SlotDouble, partition: int, records: int, reason: str
+) -> None:
+    task = worker.tasks()[0]
+    chunks = [chunk(task["changelogs"]["visits-once"]["stream_id"], partition, records)]
+    (verdict,) = worker.commit(commit_of(task, segment=register(catalog), chunks=chunks))
+    assert verdict["reason"] == reason
+
+
+def test_an_unknown_task_is_refused(worker: SlotDouble) -> None:
+    task: dict[str, Any] = worker.tasks()[0] | {"task": new_id()}
+    assert worker.commit(commit_of(task))[0]["reason"] == "unknown_task"
+
+
+def test_a_zombie_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
+    commits = [batch(catalog, task, worker.joined) for task in worker.tasks()]
+    coordinator.tick(catalog)
+    expire_slot(catalog, worker.id)
+    assert coordinator.tick(catalog) == 1
+    assert {verdict["reason"] for verdict in worker.commit(*commits)} == {"stale_epoch"}
+    assert ends(catalog, "visits-out") == [0, 0, 0, 0]
+
+
+def test_a_slot_that_owned_a_task_before_is_refused_when_it_owns_it_again(catalog: Catalog, worker: SlotDouble) -> None:
+    commit = batch(catalog, worker.tasks()[0], worker.joined)
+    job = catalog.read(jobs.get_job, "visits")
+    other = slot(catalog, join(catalog, "two"), job)
+    while len(worker.names()) > 2 or len(other.names()) < 2:
+        pass
+    other.leave()
+    assert len(worker.names()) == 4
+    epochs = {task["task"]: task["epoch"] for task in worker.tasks()}
+    (verdict,) = worker.commit(commit)
+    assert (verdict["status"] == "accepted") == (epochs[commit["task"]] == commit["epoch"])
+
+
+def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: SlotDouble) -> None:
+    task = worker.tasks()[0]
+    dropped = {"once": {"duplicate": 2}}
+    worker.commit(commit_of(task, counters={"records_in": 5, "dropped": dropped}, stream_time=70))
+    worker.commit(commit_of(task | {"version": 1}, counters={"records_in": 1, "dropped": dropped}, stream_time=60))
+    job = catalog.read(jobs.get_job, "visits")
+    assert catalog.read(jobs.metrics, job.id) == {"records_in": 6, "dropped": {"once": {"duplicate": 4}}}
+    assert catalog.read(jobs.stream_time, job.id) == 70
+
+
+def test_commits_keep_the_lease_but_write_it_rarely(catalog: Catalog, worker: SlotDouble) -> None:
+    from tests.integration.catalog.world import lease_of
+
+    before = lease_of(catalog, worker.id)
+    task = worker.tasks()[0]
+    worker.commit(commit_of(task))
+    assert lease_of(catalog, worker.id) == before
+    expire_slot(catalog, worker.id)
+    worker.commit(commit_of(task | {"version": 1}))
+    assert lease_of(catalog, worker.id) >= before
+
+
+def test_a_job_is_caught_up_when_positions_and_replicas_are_at_their_ends(catalog: Catalog, worker: SlotDouble) -> None:
+    job = catalog.read(jobs.get_job, "visits")
+    assert not catalog.read(jobs.is_caught_up, job.id)
+    assert worker.run() == 40
+    assert not catalog.read(jobs.is_caught_up, job.id)
+    store = worker.joined["stores"]["visits-once"]["id"]
+    for held in worker.held:
+        held["applied"] = {store: 10}
+    worker.poll()
+    assert catalog.read(jobs.is_caught_up, job.id)

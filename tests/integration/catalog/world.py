@@ -1,0 +1,198 @@
+"""A small world in a catalog: streams with records, jobs, instances, slots that poll and commit. No files, no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service import coordinator
+from service.catalog import jobs, segments, streams
+from service.catalog.engine import Catalog
+from service.catalog.tables import Instance, Job, Meta, Segment, Slot, Stream, Task, new_id
+from service.catalog.tasks import TaskCommit, Verdict
+from service.streams.records import ChunkMeta
+from service.streams.topology import graph
+from service.streams.topology.spec import JobSpec
+
+Answer = dict[str, Any]
+
+
+def chunk(stream: Stream | str, partition: int, records: int, *, timestamp: int = 0) -> ChunkMeta:
+    stream_id = stream if isinstance(stream, str) else stream.id
+    return ChunkMeta(stream_id, partition, records, timestamp, timestamp + records - 1, 0, 8 * records, 7)
+
+
+def register(catalog: Catalog, writer: str = "test") -> str:
+    segment_id = new_id()
+    catalog.write(segments.register_segments, writer, [(segment_id, f"segments/{segment_id}.arrow")])
+    return segment_id
+
+
+def post(catalog: Catalog, stream: Stream, sizes: dict[int, int], *, timestamp: int = 0) -> list[segments.Published]:
+    """Publish `sizes[partition]` records to each partition, as one segment."""
+    chunks = [chunk(stream, partition, records, timestamp=timestamp) for partition, records in sizes.items()]
+    return catalog.write(segments.publish, register(catalog), bytes=100, chunks=chunks)
+
+
+def make_stream(catalog: Catalog, name: str = "clicks", partitions: int = 4) -> Stream:
+    return catalog.write(streams.create_stream, name, partitions=partitions)
+
+
+def spec_of(name: str = "visits", source: str = "clicks", **more: Any) -> JobSpec:
+    once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1_000}
+    return JobSpec.parse({"name": name, "source": source, "operators": [once], "sink": f"{name}-out"} | more)
+
+
+def submit(catalog: Catalog, spec: JobSpec, **more: Any) -> tuple[Job, bool]:
+    def create(s: Session) -> tuple[Job, bool]:
+        counts = {source: streams.get_stream(s, source).partitions for source in spec.sources}
+        return jobs.create_job(s, spec, graph.compile(spec, counts), **more)
+
+    return catalog.write(create)
+
+
+def make_job(catalog: Catalog, name: str = "visits", **more: Any) -> Job:
+    return submit(catalog, spec_of(name, **more))[0]
+
+
+def state_of(catalog: Catalog, name: str = "visits") -> str:
+    return catalog.read(jobs.get_job, name).state
+
+
+def join(catalog: Catalog, name: str = "one", *, incarnation: str = "first", cores: int = 4, **more: Any) -> str:
+    arguments = {"name": name, "incarnation": incarnation, "host": "here", "cores": cores}
+    return catalog.write(coordinator.join_instance, **arguments, **more).id
+
+
+@dataclass
+class SlotDouble:
+    """A slot as its process sees it: what it holds, what it was told last."""
+
+    catalog: Catalog
+    id: str
+    joined: Answer
+    held: list[coordinator.HeldTask] = field(default_factory=list)
+
+    def poll(self) -> coordinator.PollAnswer:
+        answer = coordinator.poll_slot(self.catalog, self.id, self.held)
+        before = {task["task"]: task["applied"] for task in self.held}
+        self.held = [
+            {"task": task["task"], "epoch": task["epoch"], "applied": before.get(task["task"], {})}
+            for task in answer.body["tasks"]
+        ]
+        return answer
+
+    def tasks(self) -> list[Answer]:
+        tasks: list[Answer] = self.poll().body["tasks"]
+        return tasks
+
+    def names(self) -> list[str]:
+        return [task["name"] for task in self.tasks()]
+
+    def commit(self, *commits: TaskCommit) -> list[Verdict]:
+        return self.catalog.write(coordinator.commit_tasks, self.id, commits)
+
+    def run(self) -> int:
+        """Run all the work of one poll, as many records out as in; how many there were."""
+        commits = [batch(self.catalog, task, self.joined) for task in self.tasks() if task["work"]]
+        assert all(verdict["status"] == "accepted" for verdict in self.commit(*commits))
+        return sum(commit["positions"][0]["to"] - commit["positions"][0]["from"] for commit in commits)
+
+    def leave(self) -> None:
+        self.catalog.write(coordinator.leave_slot, self.id)
+
+
+def slot(catalog: Catalog, instance_id: str, job: Job, index: int = 0, **more: Any) -> SlotDouble:
+    slot_id = new_id()
+    joined = catalog.write(coordinator.join_slot, instance_id, job_id=job.id, slot_id=slot_id, index=index, **more)
+    return SlotDouble(catalog, slot_id, joined)
+
+
+def batch(catalog: Catalog, task: Answer, joined: Answer) -> TaskCommit:
+    """The commit of a task's work: every record forwarded to the sink's same partition, one change per record."""
+    work = task["work"]
+    records = work["to"] - work["from"]
+    sink = next(at["id"] for name, at in joined["streams"].items() if name.endswith("-out"))
+    changelog = next(iter(task["changelogs"].values()))
+    chunks = [chunk(sink, task["partition"], records), chunk(changelog["stream_id"], task["partition"], records)]
+    return commit_of(
+        task,
+        moves=[(work["stream_id"], work["partition"], work["from"], work["to"])],
+        segment=register(catalog),
+        chunks=chunks,
+        counters={"records_in": records, "records_out": records},
+    )
+
+
+def commit_of(
+    task: Answer,
+    *,
+    moves: Iterable[tuple[str, int, int, int]] = (),
+    segment: str | None = None,
+    chunks: Sequence[ChunkMeta] = (),
+    **more: Any,
+) -> TaskCommit:
+    positions = [{"stream_id": i, "partition": p, "from": start, "to": end} for i, p, start, end in moves]
+    published = {"id": segment, "bytes": 100, "chunks": [at._asdict() for at in chunks]}
+    commit = {
+        "commit_id": new_id(),
+        "task": task["task"],
+        "epoch": task["epoch"],
+        "version": task["version"],
+        "positions": positions,
+        "segment": published if segment else None,
+    }
+    return commit | more  # type: ignore[return-value]
+
+
+def ends(catalog: Catalog, name: str) -> list[int]:
+    """The end offset of every partition of a stream."""
+
+    def read(s: Session) -> list[int]:
+        return [at.end_offset for at in streams.partitions_of(s, streams.get_stream(s, name).id)]
+
+    return catalog.read(read)
+
+
+def owners(catalog: Catalog, job: Job) -> dict[str, str | None]:
+    """Task name → slot id."""
+
+    def read(s: Session) -> dict[str, str | None]:
+        return {at.name: at.slot_id for at in s.scalars(select(Task).where(Task.job_id == job.id))}
+
+    return catalog.read(read)
+
+
+# ---------------------------------------------------------------- what only time does
+
+
+def expire_slot(catalog: Catalog, slot_id: str) -> None:
+    catalog.write(lambda s: s.execute(update(Slot).where(Slot.id == slot_id).values(lease_until_ms=0)))
+
+
+def expire_instance(catalog: Catalog, instance_id: str) -> None:
+    catalog.write(lambda s: s.execute(update(Instance).where(Instance.id == instance_id).values(lease_until_ms=0)))
+
+
+def lease_of(catalog: Catalog, slot_id: str) -> int:
+    return catalog.read(lambda s: s.scalars(select(Slot.lease_until_ms).where(Slot.id == slot_id)).one())
+
+
+def silence_coordinator(catalog: Catalog, for_ms: int) -> None:
+    """The last tick was `for_ms` earlier than it was."""
+
+    def shift(s: Session) -> None:
+        seen = s.scalars(select(Meta).where(Meta.name == coordinator.SEEN)).one()
+        seen.value = str(int(seen.value) - for_ms)
+
+    catalog.write(shift)
+
+
+def age_segments(catalog: Catalog, by_ms: int) -> None:
+    """Every segment was announced, published and dropped `by_ms` earlier than it was."""
+    shifted = {column: getattr(Segment, column) - by_ms for column in ("created_ms", "published_ms", "dropped_ms")}
+    catalog.write(lambda s: s.execute(update(Segment).values(**shifted)))

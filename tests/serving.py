@@ -1,0 +1,73 @@
+"""The real API for tests: uvicorn on a free loopback port, in a thread of this process, on a migrated catalog.
+
+Knows how to start and stop it, and has a key of each role. There is no instance: tests speak the slot protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+
+from service import embedded
+from service.app import create_app
+from service.auth import ROLES
+from service.catalog import keys
+from service.catalog.engine import Catalog
+from service.settings import Settings
+
+
+@dataclass
+class Serving:
+    """A service that runs; `catalog` is another process's view of its catalog."""
+
+    url: str
+    settings: Settings
+    catalog: Catalog
+    secrets: dict[str, str]
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def client(self, role: str | None = "admin", **headers: str) -> httpx.Client:
+        """A client with the key of a role, or without one; closed with the service."""
+        if role is not None:
+            headers = {"Authorization": f"Bearer {self.secrets[role]}", **headers}
+        return self.opened.enter_context(httpx.Client(base_url=self.url, headers=headers, timeout=30))
+
+
+@contextmanager
+def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Serving]:
+    """Serve until the block ends; `settings` override the defaults."""
+    chosen = Settings(data_dir=folder, database_url=database_url, **settings)
+    catalog = Catalog(database_url)
+    secrets = {role: catalog.write(keys.create_key, role, role)[1] for role in ROLES}
+    listener = embedded.listen("127.0.0.1", 0)
+    loop = uvloop.new_event_loop()
+    server = embedded.Server(create_app(chosen))
+    is_up = threading.Event()
+
+    async def run() -> None:
+        served = asyncio.ensure_future(server.serve(sockets=[listener]))
+        await server.is_up.wait()
+        is_up.set()
+        await served
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="serving")
+    thread.start()
+    try:
+        assert is_up.wait(30)
+        assert server.started
+        with ExitStack() as opened:
+            yield Serving(embedded.url_of(listener), chosen, catalog, secrets, opened)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        loop.close()
+        catalog.close()
+        listener.close()
