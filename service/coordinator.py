@@ -70,18 +70,19 @@ def join_instance(
     lease_ms: int = SESSION_TIMEOUT_MS,
 ) -> Instance:
     """Let an instance in. The same name keeps its id; another incarnation takes the place of the former one."""
+    at = now_ms(s)
     instance = s.scalars(select(Instance).where(Instance.name == name)).one_or_none()
     if instance is None:
-        instance = Instance(name=name, joined_ms=0)
-        s.add(instance)
+        instance = Instance(name=name)
     elif instance.incarnation != incarnation:
         _end_slots(s, _slots_of(s, instance.id), "the instance was started again")
-    at = now_ms(s)
     if instance.state != LIVE or instance.incarnation != incarnation:
         instance.joined_ms = at
     instance.incarnation, instance.host, instance.cores, instance.state = incarnation, host, cores, LIVE
     instance.tags, instance.spark = tags or {}, spark or {}
     instance.lease_ms, instance.lease_until_ms = lease_ms, at + lease_ms
+    s.add(instance)
+    s.flush()
     return instance
 
 

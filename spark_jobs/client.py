@@ -245,7 +245,9 @@ class Api:
         """Commit tasks, each judged alone; none of them just keeps the lease. Raises ApiError."""
         answer = self._ask("POST", f"{slot}:commit", {"commits": list(commits)}, patience_s=patience_s)
         return [
-            Verdict(result["status"] == "accepted", result["reason"], [at["first_offset"] for at in result["published"]])
+            Verdict(
+                result["status"] == "accepted", result["reason"], [at["first_offset"] for at in result["published"]]
+            )
             for result in answer["results"]
         ]
 

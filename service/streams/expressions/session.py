@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import duckdb
 import pyarrow as pa
@@ -44,9 +44,18 @@ class OutOfTime(Exception):
     """A query was interrupted at its time limit."""
 
 
-@cache
-def _database(process: int) -> duckdb.DuckDBPyConnection:
-    """The database of a process. A parent's stays in the cache: a child must neither use nor free it."""
+class Broken(Exception):
+    """The database gave up for good; the next session opens another."""
+
+
+# By process: what a parent opened stays here, since a forked child must neither use nor free it.
+_databases: dict[int, duckdb.DuckDBPyConnection] = {}
+_idle: dict[int, list[Session]] = {}
+_lending = threading.Lock()
+os.register_at_fork(before=_lending.acquire, after_in_parent=_lending.release, after_in_child=_lending.release)
+
+
+def _open() -> duckdb.DuckDBPyConnection:
     limit_ms = int(TIME_LIMIT_S * 1000)
     opened = duckdb.connect(":memory:", config={**_SETTINGS, "max_execution_time": limit_ms})
     for statement in _SEALING:
@@ -54,21 +63,28 @@ def _database(process: int) -> duckdb.DuckDBPyConnection:
     return opened
 
 
-_idle: dict[int, list[Session]] = {}
-
-
 @contextmanager
 def session() -> Iterator[Session]:
-    """A session for one evaluation. (`pop` and `append` are atomic: no lock is needed.)"""
-    idle = _idle.setdefault(os.getpid(), [])
-    try:
-        lent = idle.pop()
-    except IndexError:
-        lent = Session()
+    """A session for one evaluation."""
+    process = os.getpid()
+    with _lending:
+        idle = _idle.setdefault(process, [])
+        lent = idle.pop() if idle else Session(_databases.get(process) or _databases.setdefault(process, _open()))
     try:
         yield lent
     finally:
-        idle.append(lent)
+        with _lending:
+            _take_back(lent, process)
+
+
+def _take_back(lent: Session, process: int) -> None:
+    if lent.is_broken and _databases.get(process) is lent.database:
+        del _databases[process]
+        _close_idle()
+    if _databases.get(process) is lent.database:
+        _idle[process].append(lent)
+    else:
+        lent.close()
 
 
 @atexit.register
@@ -92,8 +108,9 @@ class _Source:
 class Session:
     """One connection. Not for two threads at once."""
 
-    def __init__(self) -> None:
-        self._connection = _database(os.getpid()).cursor()
+    def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
+        self.database, self.is_broken = database, False
+        self._connection = database.cursor()
         self._sources: dict[pa.Schema, _Source] = {}
         self._bound: OrderedDict[tuple[str, str], duckdb.DuckDBPyRelation] = OrderedDict()
 
@@ -108,7 +125,7 @@ class Session:
         return str(self._bind(item, self._source(schema)).types[0])
 
     def run(self, items: str, batch: pa.RecordBatch) -> pa.Table:
-        """The select items for each row of a batch, in order. Raises duckdb.Error, or OutOfTime."""
+        """The select items for each row of a batch, in order. Raises duckdb.Error, OutOfTime or Broken."""
         source = self._source(batch.schema)
         query = self._bind(items, source)
         source.batch = batch
@@ -116,6 +133,9 @@ class Session:
             return query.to_arrow_table()
         except duckdb.InterruptException as error:
             raise OutOfTime from error
+        except (duckdb.FatalException, duckdb.InternalException) as error:
+            self.is_broken = True
+            raise Broken(str(error)) from error
         finally:
             source.batch = source.empty
 

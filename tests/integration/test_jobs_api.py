@@ -1,0 +1,288 @@
+"""Jobs over HTTP, on SQLite and on Postgres: submitted, looked at, moved from state to state, deleted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving import Serving, serving
+
+ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 600_000}
+JOB: dict[str, Any] = {"name": "visits", "source": "clicks", "operators": [ONCE], "sink": "visits-once"}
+
+
+@pytest.fixture
+def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
+    with serving(tmp_path, database_url, max_json_bytes=20_000) as running:
+        running.client().post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def api(service: Serving) -> httpx.Client:
+    return service.client("writer")
+
+
+def test_a_job_is_made_once_and_an_equal_body_finds_it(api: httpx.Client) -> None:
+    made = api.post("/v1/jobs", json=JOB)
+    assert made.status_code == 201, made.text
+    assert made.headers["Location"] == "/v1/jobs/visits"
+    again = api.post("/v1/jobs", json={**JOB, "on_error": "fail"})  # a default spelled out is the same job
+    assert again.status_code == 200
+    assert again.json()["id"] == made.json()["id"]
+    other = api.post("/v1/jobs", json={**JOB, "sink": "elsewhere"})
+    assert other.status_code == 409
+    assert other.json()["code"] == "job_exists"
+
+
+def test_a_new_job_shows_its_spec_its_positions_and_its_state(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    job = api.get("/v1/jobs/visits").json()
+    assert job["name"] == "visits"
+    assert job["state"] == "starting"
+    assert job["spec"]["operators"] == [ONCE]
+    assert job["spec"]["max_batch_records"] == 500_000
+    assert job["positions"] == [
+        {"stream": "clicks", "partition": p, "position": 0, "end": 0, "lag": 0} for p in range(2)
+    ]
+    assert job["stream_time"] is None
+    assert job["error"] is None
+    assert job["stores"] == ["visits-once"]
+
+
+def test_what_belongs_to_a_job_is_made_with_it(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    streams = {stream["name"]: stream for stream in api.get("/v1/streams").json()["items"]}
+    assert streams["visits-once"]["kind"] == "user"
+    assert streams["visits-once-changelog"]["kind"] == "changelog"
+    assert len(streams["visits-once-changelog"]["partitions"]) == 2
+
+
+def test_validating_compiles_and_keeps_nothing(api: httpx.Client) -> None:
+    compiled = api.post("/v1/jobs:validate", json=JOB).json()
+    assert compiled["topology"]["sub_topologies"][0]["partitions"] == 2
+    assert compiled["spec"]["acceptable_recovery_lag"] == 10_000
+    assert api.get("/v1/jobs").json() == {"items": [], "next": None}
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs:validate"])
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"name": "Not A Name"}, "/name"),
+        ({"name": None}, "/name"),
+        ({"source": "nowhere"}, "/source"),
+        ({"operators": "filter"}, "/operators"),
+        ({"operators": [{"op": "explode"}]}, "/operators/0/op"),
+        ({"operators": [{**ONCE, "interval_ms": "long"}]}, "/operators/0/interval_ms"),
+        ({"max_batch_records": 0}, "/max_batch_records"),
+        ({"colour": "blue"}, "/colour"),
+        ({"start": {"offsets": {"7": 0}}}, "/start/offsets/7"),
+    ],
+)
+def test_a_job_that_can_not_be_is_refused_with_a_pointer(
+    api: httpx.Client, path: str, change: dict[str, Any], pointer: str
+) -> None:
+    answer = api.post(path, json={**JOB, **change})
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert pointer in [item["pointer"] for item in answer.json()["errors"]]
+
+
+def test_bodies_that_are_no_jobs_are_told_apart(api: httpx.Client) -> None:
+    json_type = {"Content-Type": "application/json"}
+    assert api.post("/v1/jobs", content=b'{"name":', headers=json_type).status_code == 400
+    assert api.post("/v1/jobs", content=b"", headers=json_type).status_code == 400
+    assert api.post("/v1/jobs", content=b"name: visits", headers={"Content-Type": "text/yaml"}).status_code == 415
+    assert api.post("/v1/jobs", json=[JOB]).status_code == 422
+    assert api.post("/v1/jobs", json={**JOB, "name": "x" * 30_000}).status_code == 413
+
+
+def test_jobs_are_listed_by_name_page_by_page(api: httpx.Client) -> None:
+    for name in ("b", "a", "c"):
+        api.post("/v1/jobs", json={"name": name, "source": "clicks"}).raise_for_status()
+    first = api.get("/v1/jobs", params={"limit": 2}).json()
+    rest = api.get("/v1/jobs", params={"limit": 2, "cursor": first["next"]}).json()
+    assert [job["name"] for job in first["items"] + rest["items"]] == ["a", "b", "c"]
+    assert rest["next"] is None
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "many"])
+def test_a_page_has_a_decent_size(api: httpx.Client, limit: str) -> None:
+    answer = api.get("/v1/jobs", params={"limit": limit})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "?limit"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("GET", "/topology"),
+        ("GET", "/tasks"),
+        ("GET", "/metrics"),
+        ("GET", "/errors"),
+        ("GET", "/history"),
+        ("POST", ":pause"),
+        ("POST", ":resume"),
+        ("POST", ":stop"),
+        ("POST", ":restart"),
+        ("DELETE", ""),
+    ],
+)
+def test_a_job_that_is_not_there_is_404(api: httpx.Client, method: str, path: str) -> None:
+    answer = api.request(method, f"/v1/jobs/nobody{path}")
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "unknown_job"
+
+
+def test_a_verb_that_is_not_there_is_404_and_a_method_that_is_not_there_405(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    unknown = api.post("/v1/jobs/visits:explode")
+    assert unknown.status_code == 404
+    assert unknown.json()["code"] == "no_such_route"
+    wrong = api.put("/v1/jobs/visits")
+    assert wrong.status_code == 405
+    assert wrong.headers["Allow"] == "DELETE, GET"
+    assert wrong.json()["code"] == "method_not_allowed"
+    assert api.get("/v1/jobs/visits:pause").status_code == 405
+
+
+def test_a_job_pauses_resumes_stops_and_restarts(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    states = [api.post(f"/v1/jobs/visits:{verb}").json()["state"] for verb in ("pause", "resume", "stop", "restart")]
+    assert states == ["paused", "starting", "stopped", "starting"]  # nobody runs it: it is drained at once
+    history = api.get("/v1/jobs/visits/history").json()["items"]
+    assert [change["to_state"] for change in history][:2] == ["starting", "stopped"]
+    assert history[-1]["reason"] == "created"
+    assert {change["who"] for change in history} >= {"writer"}
+
+
+def test_an_illegal_transition_names_the_state(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    for verb in ("resume", "restart"):
+        answer = api.post(f"/v1/jobs/visits:{verb}")
+        assert answer.status_code == 409
+        assert answer.json()["code"] == "illegal_transition"
+        assert "starting" in answer.json()["detail"]
+    assert api.delete("/v1/jobs/visits").status_code == 409
+
+
+def test_deleting_removes_stores_and_keeps_sinks_and_frees_the_name(api: httpx.Client) -> None:
+    first = api.post("/v1/jobs", json=JOB).json()
+    api.post("/v1/jobs/visits:stop")
+    assert api.delete("/v1/jobs/visits").status_code == 204
+    assert api.get("/v1/jobs/visits").status_code == 404
+    assert [stream["name"] for stream in api.get("/v1/streams").json()["items"]] == ["clicks", "visits-once"]
+    assert api.post("/v1/jobs", json=JOB).json()["id"] != first["id"]
+
+
+def test_a_stream_that_a_job_reads_can_not_go_and_an_internal_one_can_not_be_touched(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    assert api.delete("/v1/streams/clicks").status_code == 409
+    assert api.delete("/v1/streams/visits-once-changelog").status_code == 403
+
+
+def test_the_topology_is_json_or_the_text_that_people_know(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    as_json = api.get("/v1/jobs/visits/topology")
+    assert as_json.json()["sub_topologies"][0]["nodes"][0]["op"] == "deduplicate_by_key_value"
+    as_text = api.get("/v1/jobs/visits/topology", headers={"Accept": "text/plain"})
+    assert as_text.headers["Content-Type"].startswith("text/plain")
+    assert "Sub-topology: 0" in as_text.text
+    assert api.get("/v1/jobs/visits/topology", headers={"Accept": "image/png"}).status_code == 406
+
+
+def test_a_job_has_a_strong_tag_and_is_not_sent_twice(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    answer = api.get("/v1/jobs/visits")
+    tag = answer.headers["ETag"]
+    assert tag.startswith('"')
+    assert api.get("/v1/jobs/visits", headers={"If-None-Match": tag}).status_code == 304
+    api.post("/v1/jobs/visits:pause")
+    assert api.get("/v1/jobs/visits", headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_an_empty_job_has_tasks_without_owners_and_no_errors(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    tasks = api.get("/v1/jobs/visits/tasks").json()["items"]
+    assert [(task["task"], task["slot"], task["stream_time"]) for task in tasks] == [
+        ("0_0", None, None),
+        ("0_1", None, None),
+    ]
+    metrics = api.get("/v1/jobs/visits/metrics").json()
+    assert (metrics["records_in"], metrics["records_out"], metrics["lag"]) == (0, 0, 0)
+    assert api.get("/v1/jobs/visits/errors").json() == {"items": [], "next": None}
+
+
+def test_waiting_ends_when_the_time_is_over_and_says_so(api: httpx.Client) -> None:
+    api.post("/v1/streams/clicks/records", json={"records": [{"key": "a", "value": 1}]}).raise_for_status()
+    api.post("/v1/jobs", json=JOB)
+    job = api.get("/v1/jobs/visits", params={"wait": "caught_up", "timeout_ms": 50}).json()
+    assert not job["caught_up"]
+    assert sum(position["lag"] for position in job["positions"]) == 1
+
+
+def test_waiting_for_a_job_with_nothing_to_do_is_over_at_once(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    assert api.get("/v1/jobs/visits", params={"wait": "caught_up", "timeout_ms": 30_000}).json()["caught_up"]
+
+
+@pytest.mark.parametrize("query", [{"wait": "godot"}, {"timeout_ms": "-1"}, {"timeout_ms": "60001"}])
+def test_only_what_can_be_waited_for_is_taken(api: httpx.Client, query: dict[str, str]) -> None:
+    api.post("/v1/jobs", json=JOB)
+    assert api.get("/v1/jobs/visits", params=query).status_code == 422
+
+
+def test_a_start_at_a_timestamp_finds_the_record_inside_its_chunk(api: httpx.Client) -> None:
+    records = [{"key": "a", "value": i, "timestamp": 1_000 + i, "partition": 0} for i in range(10)]
+    api.post("/v1/streams/clicks/records", json={"records": records}).raise_for_status()
+    spec = {"name": "late", "source": "clicks", "start": {"timestamp": 1_006}}
+    job = api.post("/v1/jobs", json=spec).json()
+    assert [position["position"] for position in job["positions"]] == [6, 0]
+
+
+def test_only_a_failed_job_skips_and_only_a_record_with_an_offset(service: Serving, api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    admin = service.client("admin")
+    assert admin.post("/v1/jobs/visits:skip", json={"partition": 0, "offset": 0}).status_code == 409
+    for body, pointer in [
+        ({"partition": 0}, "/offset"),
+        ({"partition": -1, "offset": 0}, "/partition"),
+        ({"partition": 0, "offset": "first"}, "/offset"),
+        ({"partition": 0, "offset": 0, "force": True}, "/force"),
+    ]:
+        answer = admin.post("/v1/jobs/visits:skip", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+def test_simulating_needs_no_stream_and_keeps_nothing(api: httpx.Client) -> None:
+    body = {
+        "job": {"operators": [ONCE]},
+        "records": [{"key": "u", "value": {"id": x}, "timestamp": t} for t, x in enumerate("aabab")],
+        "batch_records": 2,
+    }
+    answer = api.post("/v1/jobs:simulate", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [record["value"]["id"] for record in answer.json()["outputs"]] == ["a", "b"]
+    assert api.get("/v1/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/job"),
+        ({"job": {}, "records": [{"timestamp": "now"}]}, "/records/0/timestamp"),
+        ({"job": {"operators": [{"op": "explode"}]}}, "/job/operators/0/op"),
+        ({"job": {}, "records": [], "batch_records": 0}, "/batch_records"),
+    ],
+)
+def test_a_simulation_that_can_not_be_is_refused_with_a_pointer(
+    api: httpx.Client, body: dict[str, Any], pointer: str
+) -> None:
+    answer = api.post("/v1/jobs:simulate", json=body)
+    assert answer.status_code == 422
+    assert pointer in [item["pointer"] for item in answer.json()["errors"]]
