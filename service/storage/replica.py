@@ -10,6 +10,7 @@ meta      position: the changelog offset up to which entries are replayed; ident
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ class StoreView:
     """One consistent view of a replica (StateReader); valid inside `Replica.reader`, meant to live under a second."""
 
     def __init__(self, transaction: lmdb.Transaction, position: int) -> None:
+        self._transaction = transaction
         self._get: Callable[..., Any] = transaction.get
         self.position = position
 
@@ -55,6 +57,19 @@ class StoreView:
         """Values in the order of `keys`; sorted keys are read faster. (This loop beats getmulti and a dict 2:1.)"""
         get = self._get
         return [get(key, default) for key in keys]
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries with start <= key < end in the order of their keys, or from the last one down."""
+        with self._transaction.cursor() as cursor:
+            if reverse:
+                is_there = cursor.prev() if cursor.set_range(end) else cursor.last()
+                within = itertools.takewhile(lambda entry: entry[0] >= start, cursor.iterprev() if is_there else ())
+            else:
+                is_there = cursor.set_range(start)
+                within = itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext() if is_there else ())
+            return list(itertools.islice(within, limit))
 
 
 class Replica:

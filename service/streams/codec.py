@@ -97,10 +97,9 @@ def changelog(keys: pa.Array, values: pa.Array, obs: int | None) -> pa.RecordBat
 
 
 def obs_in(changes: pa.RecordBatch) -> int | None:
-    """The stream time that a batch of changes carries, if it moved: always its last row."""
-    if not changes.num_rows or changes.column(0)[-1].as_py() != OBS_KEY:
-        return None
-    return unpack_obs(changes.column(1)[-1].as_py())
+    """The stream time that a batch of changes carries, if it moved."""
+    row = int(pc.index(changes.column("key"), pa.scalar(OBS_KEY, pa.binary())).as_py())
+    return None if row < 0 else unpack_obs(changes.column("value")[row].as_py())
 
 
 def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
