@@ -203,7 +203,7 @@ async def up(settings: Settings, *, instances: int, cores: int | None, announce:
 def instance_command(url: str, index: int, cores: int | None) -> list[str]:
     """How an instance is started here; `cores` bounds the slots that each job has there."""
     master = f"local[{cores or os.cpu_count() or 1}]"
-    arguments = ["--api", url, "--spark-master", master, "--name", f"embedded-{index}"]
+    arguments = ["--api", url, "--spark-master", master, "--name", f"embedded-{index}", "--watch-stdin"]
     return [sys.executable, "-m", "spark_jobs.instance", *arguments]
 
 

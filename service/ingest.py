@@ -44,6 +44,7 @@ from service.streams.errors import (
     IdempotencyInFlight,
     SegmentNotPending,
     StorageUnavailable,
+    StreamError,
     UnknownPartition,
     UnknownStream,
 )
@@ -239,7 +240,8 @@ class AppendBuffer:
             if group:
                 self._commit(group)
         except Exception as error:  # noqa: BLE001  the border of the thread: it must outlive every group
-            structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=error)
+            trace = None if isinstance(error, StreamError) else error
+            structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=trace)
             for append in group:
                 if not append.future.done():
                     self._finish(append, error)

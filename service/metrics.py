@@ -6,12 +6,13 @@ Knows names, labels and buckets. Refuses to know when something happens: those w
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.catalog.overview import Figures
 
+disable_created_metrics()  # a line of start times for each counter
 REGISTRY = CollectorRegistry()
 
 REQUESTS = Counter("millrace_http_requests", "Requests answered", ["method", "route", "status"], registry=REGISTRY)

@@ -203,9 +203,10 @@ class Api:
         answer = self._ask("POST", f"/v1/instances/{instance_id}:heartbeat", told, wait_s=10.0)
         return Wanted([WantedJob(**job) for job in answer["jobs"]], answer["version"])
 
-    def leave_instance(self, instance_id: str, incarnation: str) -> None:
-        """Leave with all slots. Raises ApiError."""
-        self._ask("POST", f"/v1/instances/{instance_id}:leave", {"incarnation": incarnation}, patience_s=5.0)
+    def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
+        """Leave with all slots; with `drain` each of them is told to leave first, and may commit. Raises ApiError."""
+        told = {"incarnation": incarnation, "drain": drain}
+        self._ask("POST", f"/v1/instances/{instance_id}:leave", told, patience_s=5.0)
 
     # ------------------------------------------------------------ slots
 

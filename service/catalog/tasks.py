@@ -97,7 +97,8 @@ class Assigned:
 
     @property
     def input_with_work(self) -> Input | None:
-        return next((at for at in self.inputs if at.position < at.end), None)
+        """The input to read next; one whose next record is gone has none."""
+        return next((at for at in self.inputs if at.start <= at.position < at.end), None)
 
 
 _TASK = (Task.id, Task.name, Task.sub_topology, Task.partition, Task.epoch, Task.version, Task.target_slot_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from json import dumps
+
 import pyarrow as pa
 import pytest
 
@@ -58,8 +60,6 @@ def test_a_value_that_is_no_object_is_refused_whole(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.b", "a/b", "a~b", "$", "$.a", "0", "*", "it's", 'q"q', "é", "a b", "#-1", "-"])
 def test_any_name_means_itself(name: str) -> None:
-    from json import dumps
-
     pointer = name.replace("~", "~0").replace("/", "~1")
     assert faults([dumps({name: 1}), dumps({name: "x"})], {name: "long"}) == [(1, f"value/{pointer}")]
 
