@@ -20,11 +20,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import tasks as work
-from service.catalog.engine import Catalog, job_topic, now_column, now_ms, stream_topic, wake
+from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
 from service.catalog.jobs import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle, streams_of
 from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
@@ -36,6 +36,7 @@ LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 SEEN = "coordinator_seen_ms"
 UNSEEN = {"synchronize_session": False}  # the session holds no object that the statement changes
+GONE_SLOTS_KEPT_MS = 24 * 3_600_000
 RENEW_AFTER = 3  # a lease is renewed once a third of it has elapsed
 
 
@@ -54,6 +55,29 @@ class PollAnswer:
     body: Json
     is_ready: bool
     topics: frozenset[str]
+
+
+# ---------------------------------------------------------------- what every poll and heartbeat asks, built once
+
+_SLOT = (
+    select(Slot.job_id, Job.state, Instance.state, Job.max_batch_records)
+    .add_columns(exists().where(Skip.job_id == Job.id), Slot.lease_until_ms - Now(), Slot.lease_ms)
+    .join(Job, Job.id == Slot.job_id)
+    .join(Instance, Instance.id == Slot.instance_id)
+    .where(Slot.id == bindparam("slot_id"), Slot.state == LIVE, Instance.state.in_(PRESENT))
+)
+_INSTANCE = (
+    select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
+    .add_columns(Instance.lease_until_ms - Now())
+    .where(Instance.id == bindparam("instance_id"))
+)
+_WANTED_JOBS = (
+    select(Job.id, Job.name, Job.parallelism, func.count())
+    .join(Task, Task.job_id == Job.id)
+    .where(Job.state.in_(STAFFED))
+    .group_by(Job.id, Job.name, Job.parallelism)
+    .order_by(Job.name)
+)
 
 
 # ---------------------------------------------------------------- instances
@@ -118,10 +142,7 @@ def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: boo
 
 
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[Json, bool]:
-    query = select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
-    row = s.execute(
-        query.add_columns(Instance.lease_until_ms - now_column(s)).where(Instance.id == instance_id)
-    ).one_or_none()
+    row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
         raise UnknownInstance(instance_id)
     name, current, state, cores, lease_ms, left_ms = row
@@ -134,14 +155,8 @@ def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[
 
 def _wanted_jobs(s: Session, cores: int) -> list[Json]:
     """The jobs that want slots, and how many on an instance with this many cores."""
-    query = (
-        select(Job.id, Job.name, Job.parallelism, func.count())
-        .join(Task, Task.job_id == Job.id)
-        .where(Job.state.in_(STAFFED))
-        .group_by(Job.id, Job.name, Job.parallelism)
-        .order_by(Job.name)
-    )
-    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in s.execute(query)]
+    rows = s.execute(_WANTED_JOBS)
+    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in rows]
 
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
@@ -310,14 +325,7 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswe
 
 
 def _slot_now(s: Session, slot_id: str) -> _SlotNow:
-    query = (
-        select(Slot.job_id, Job.state, Instance.state, Job.max_batch_records)
-        .add_columns(exists().where(Skip.job_id == Job.id), Slot.lease_until_ms - now_column(s), Slot.lease_ms)
-        .join(Job, Job.id == Slot.job_id)
-        .join(Instance, Instance.id == Slot.instance_id)
-        .where(Slot.id == slot_id, Slot.state == LIVE, Instance.state.in_(PRESENT))
-    )
-    row = s.execute(query).one_or_none()
+    row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
     job_id, job_state, instance_state, max_batch_records, has_skips, left_ms, lease_ms = row
@@ -455,9 +463,10 @@ def _record(s: Session, job: Job, reason: str, moved: Json, at: int, *, is_done:
 
 
 def _give(task: Task, slot: Slot | None, at: int) -> None:
-    """Change the owner of a locked task: the one place where an epoch rises."""
+    """Change the owner of a locked task: the one place where an epoch rises. A new owner has its replicas to show."""
     task.slot_id = None if slot is None else slot.id
-    task.last_instance_id = task.last_instance_id if slot is None else slot.instance_id
+    if slot is not None:
+        task.last_instance_id, task.applied = slot.instance_id, {}
     task.target_slot_id = None
     task.epoch += 1
     task.updated_ms = at
@@ -501,6 +510,7 @@ def _tick(s: Session, *, lease_ms: int) -> int:
         return 0
     seen.value = str(at)
     evicted = _evict_instances(s, at) + _evict_slots(s, at)
+    s.execute(delete(Slot).where(Slot.state == GONE, Slot.gone_ms < at - GONE_SLOTS_KEPT_MS))
     for job_id in s.scalars(_stuck_jobs()).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
     return evicted

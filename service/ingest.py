@@ -157,7 +157,7 @@ class AppendBuffer:
             yield room
         finally:
             with self._changed:
-                self._used_bytes -= room.bytes
+                self._use(-room.bytes)
 
     def answered(self, idempotency: Idempotency) -> Answer | None:
         """What this key was answered before. Raises IdempotencyInFlight, IdempotencyConflict (another body)."""
@@ -197,8 +197,12 @@ class AppendBuffer:
             others = self._used_bytes - room.bytes
             if others > 0 and self._used_bytes + more > self._buffer_bytes:
                 raise BufferFull(1)
-            self._used_bytes += more
+            self._use(more)
             room.bytes += more
+
+    def _use(self, more: int) -> None:
+        self._used_bytes += more
+        metrics.INGEST_BUFFERED_BYTES.set(self._used_bytes)
 
     def _partitions(self, stream: Stream, payload: Payload) -> npt.NDArray[np.int32]:
         """Where each record goes: where it asks to, else by its key; null keys take turns."""

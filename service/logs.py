@@ -37,5 +37,5 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.INFO))
-    for chatty in ("alembic", "httpx", "uvicorn"):
+    for chatty in ("alembic", "httpx", "py4j", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -134,7 +134,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class AssignedTask:
-    """A task of this slot as the catalog sees it now. `backlog`: records beyond `work`; `changelogs`: store → end."""
+    """A task of this slot as the catalog sees it now. `changelogs`: store → end; `skips`: offsets to pass over."""
 
     id: str
     name: str
@@ -143,7 +143,6 @@ class AssignedTask:
     epoch: int
     version: int
     work: Work | None
-    backlog: int
     changelogs: Mapping[str, int]
     skips: frozenset[int]
 
@@ -305,7 +304,6 @@ def _refusal(answer: httpx.Response) -> ApiError:
 
 def _assigned(task: Json) -> AssignedTask:
     work = task["work"]
-    end = sum(at["end"] - at["position"] for at in task["inputs"])
     return AssignedTask(
         id=task["task"],
         name=task["name"],
@@ -314,7 +312,6 @@ def _assigned(task: Json) -> AssignedTask:
         epoch=task["epoch"],
         version=task["version"],
         work=None if work is None else _work(work),
-        backlog=end if work is None else end - (work["to"] - work["from"]),
         changelogs={name: at["end"] for name, at in task["changelogs"].items()},
         skips=frozenset(task["skips"]),
     )

@@ -10,6 +10,8 @@ with the JVM; this process ends with the JVM (`_watch_spark`) and, embedded, wit
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 import os
 import re
 import signal
@@ -33,7 +35,8 @@ from service.storage import environments
 from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
-SPARK_LOST, PARENT_LOST, REFUSED = 3, 4, 5  # exit codes
+SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN = 3, 4, 5, 6  # exit codes
+RIVALRY_S: Final = 15.0  # gone so soon after joining: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
 HEALTHY_S: Final = 10.0
@@ -84,6 +87,7 @@ def main() -> int:
     """Run an instance until SIGTERM; the exit code."""
     options = parse(sys.argv[1:])
     logs.configure("info")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     asked_to_stop = threading.Event()
     if options.watches_stdin:
         threading.Thread(target=_watch_stdin, name="stdin", daemon=True).start()
@@ -106,7 +110,7 @@ class Instance:
         self._member: Membership | None = None
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
-        self._swept_s = -SWEEP_EVERY_S
+        self._joined_s = self._swept_s = -math.inf
         self._code = 0
         self._log = structlog.get_logger().bind(instance=options.name)
 
@@ -135,12 +139,12 @@ class Instance:
                 self._member, known = None, ""
                 if self._asked_to_stop.is_set():
                     return
+                if time.monotonic() - self._joined_s < RIVALRY_S:
+                    self._give_up(NAME_TAKEN, "another process joined under this name")
             except Unreachable as error:
                 self._log.warning("api_unreachable", error=str(error))
             except Refused as error:
-                self._log.critical("instance_refused", error=str(error), exc_info=error)
-                self._code = REFUSED
-                self._asked_to_stop.set()
+                self._give_up(REFUSED, str(error))
 
     def _join(self) -> Membership:
         context, options = self._context, self._options
@@ -152,8 +156,14 @@ class Instance:
             "spark": {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master},
         }
         self._member = member = self._api.join_instance(told)
+        self._joined_s = time.monotonic()
         self._log.info("instance_joined", id=member.instance_id, cores=told["cores"], spark=told["spark"])
         return member
+
+    def _give_up(self, code: int, why: str) -> None:
+        self._log.critical("instance_gives_up", why=why)
+        self._code = code
+        self._asked_to_stop.set()
 
     def _running(self) -> dict[str, int]:
         with self._guard:
@@ -181,7 +191,7 @@ class Instance:
     def _look_after(self, member: Membership) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""
         replicas = self._options.replica_dir
-        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id)):
+        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), 3 * member.lease_ms / 1000):
             self._log.warning("slot_hangs", attempt=attempt)
             session.kill_slot(self._context, attempt)
         if time.monotonic() - self._swept_s > SWEEP_EVERY_S:

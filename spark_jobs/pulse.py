@@ -3,9 +3,9 @@
 It knows how long a slot's loop may be silent and what follows. It refuses to know what the loop does.
 
     up to BUSY_LIMIT_S      a long batch: a thread renews the lease and touches the file
-    from then on            nobody does: the lease runs out and the tasks move on; SILENT_S later the driver, where it
-                            sees the file, has Spark kill the worker (as it does with one that is stopped or stuck in C)
-    after twice that        where no driver sees the file, the process shows its stack and ends itself
+    from then on            nobody does: the lease runs out and the tasks move on; three leases later the driver, where
+                            it sees the file, has Spark kill the worker, as it does with one that is stopped
+    END_S                   where no driver sees the file, the process shows its stack and ends itself
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, Self
 from pyspark import TaskContext
 
 BUSY_LIMIT_S: Final = 60.0  # the expressions of one batch may take 30 s
-SILENT_S: Final = 30.0
+END_S: Final = 180.0
 REARM_S: Final = 1.0
 
 
@@ -31,9 +31,9 @@ def folder_of(replica_dir: Path, instance_id: str) -> Path:
     return replica_dir / instance_id / "pulses"
 
 
-def silent_attempts(folder: Path) -> list[int]:
-    """Attempts that gave no sign for SILENT_S; each is named once, for its file is removed."""
-    limit_s = time.time() - SILENT_S
+def silent_attempts(folder: Path, silent_s: float) -> list[int]:
+    """Attempts that gave no sign for so long; each is named once, for its file is removed."""
+    limit_s = time.time() - silent_s
     found = []
     for file in folder.glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended well
@@ -72,7 +72,7 @@ class Pulse:
         self.touch()
         if self._beat_s - self._armed_s > REARM_S:
             self._armed_s = self._beat_s
-            faulthandler.dump_traceback_later(2 * (BUSY_LIMIT_S + SILENT_S), exit=True)  # needs no GIL
+            faulthandler.dump_traceback_later(END_S, exit=True)  # needs no GIL
 
     def touch(self) -> None:
         """The process lives, whatever its loop does."""

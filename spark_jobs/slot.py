@@ -23,9 +23,9 @@ from service import logs
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
-from service.streams.records import Chunk, StoreSpec
+from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
-from service.streams.topology.graph import SubTopology, Topology
+from service.streams.topology.graph import Topology
 from spark_jobs.client import (
     Api,
     ApiError,
@@ -50,6 +50,8 @@ RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: 
 RESTORE_ALONE_S: Final = 0.5
 MAX_PAUSE_S: Final = 0.25
 MAX_ATTEMPTS: Final = 5
+JOIN_ATTEMPTS: Final = 20
+JOIN_PAUSE_S: Final = 0.25
 TRANSIENT: Final = (OSError, lmdb.Error, ReplicaDamaged, SegmentMissing)
 
 
@@ -87,27 +89,27 @@ def _live_once(api: Api, place: Place, index: int, pulse: Pulse) -> bool:
 
 
 def _join(api: Api, place: Place, index: int, pulse: Pulse) -> JoinedSlot | None:
-    """None: the job wants no slots here. An instance that is gone may be about to join again."""
-    for _ in range(20):
+    """None: the job wants no slot here. An instance that is gone may be about to join again."""
+    for _ in range(JOIN_ATTEMPTS):
         try:
             return api.join_slot(place.instance_id, slot_id=uuid.uuid4().hex, job_id=place.job_id, index=index)
         except Unreachable:
-            pass
+            pass  # asked for long enough already
         except Refused as error:
+            if error.status not in {404, 409, 410}:
+                raise
             if error.status != 410:
                 return None
         pulse.beat()
-        time.sleep(0.25)
+        time.sleep(JOIN_PAUSE_S)
     return None
 
 
 @dataclass(slots=True)
 class OwnedTask:
-    """A task that this slot owns: how to run it, its replicas, and how it fares."""
+    """A task that this slot owns: what the catalog says of it, its replicas, and how it fares."""
 
     now: AssignedTask
-    chain: Chain
-    stores: dict[str, StoreSpec]
     replicas: dict[str, Replica] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     failures: int = 0
@@ -143,6 +145,7 @@ class Slot:
         self._path = slot_path(place.instance_id, joined.slot_id)
         self._storage: Storage = open_storage(place.storage_uri)
         self._topology = Topology.from_json(joined.topology)
+        self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
@@ -215,12 +218,7 @@ class Slot:
             if task_id in self._tasks:
                 self._tasks[task_id].now = now
             else:
-                self._tasks[task_id] = self._begin(now)
-
-    def _begin(self, now: AssignedTask) -> OwnedTask:
-        part: SubTopology = self._topology.sub_topologies[now.sub_topology]
-        chain = Chain(part, self._joined.spec["on_error"])
-        return OwnedTask(now, chain, {store.name: store for store in part.stores()})
+                self._tasks[task_id] = OwnedTask(now)
 
     def _leave(self) -> bool:
         """Give the tasks up after their replicas are closed: the next owner, here, may open them."""
@@ -253,14 +251,13 @@ class Slot:
                         break
 
     def _open(self, task: OwnedTask) -> None:
-        for name, store in task.stores.items():
-            if name in task.replicas:
+        for store in self._topology.sub_topologies[task.now.sub_topology].stores():
+            if store.name in task.replicas:
                 continue
-            store_id, partition = self._joined.stores[name].id, task.now.partition
-            path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, partition)
-            end = task.now.changelogs[name]
-            replica = Replica.open(path, store, store_id, self._joined.lineage, end)
-            task.replicas[name], task.positions[name] = replica, replica.position
+            store_id = self._joined.stores[store.name].id
+            path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, task.now.partition)
+            replica = Replica.open(path, store, store_id, self._joined.lineage, task.now.changelogs[store.name])
+            task.replicas[store.name], task.positions[store.name] = replica, replica.position
 
     def _restore_slice(self, task: OwnedTask) -> None:
         for name, end in task.now.changelogs.items():
@@ -305,7 +302,7 @@ class Slot:
         batch = read_batch(self._storage, work, task.now.skips)
         with ExitStack() as views:
             states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
-            done = run_batch(task.now, task.chain, batch, states, self._routes)
+            done = run_batch(task.now, self._chain_of(task.now.sub_topology), batch, states, self._routes)
         if done.segment is None:
             return _Written(task, done)
         if not self._spare:
@@ -314,6 +311,12 @@ class Slot:
         self._storage.write(path, done.segment)
         done.commit["segment"] = described(done.segment, segment_id)
         return _Written(task, done, segment_id, path)
+
+    def _chain_of(self, sub_topology: int) -> Chain:
+        if sub_topology not in self._chains:
+            part = self._topology.sub_topologies[sub_topology]
+            self._chains[sub_topology] = Chain(part, self._joined.spec["on_error"])
+        return self._chains[sub_topology]
 
     def _commit(self, written: list[_Written]) -> None:
         """Publish, then replay what was accepted. Repeated with the same ids until answered."""

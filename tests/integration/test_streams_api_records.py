@@ -72,7 +72,7 @@ def read(client: httpx.Client, path: str, **query: Any) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- in
 
 
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"key": "a", "value": {"id": 1, "text": "ü\n"}, "timestamp": 5, "headers": {"h": "x"}},
     {"key": None, "value": None, "timestamp": 6},
     {"key": "b", "value": [1.50, 12345678901234567890, "\u0000"], "timestamp": 4},
@@ -135,7 +135,7 @@ def test_one_bad_record_refuses_all_of_them_with_a_pointer(writer: httpx.Client,
 @pytest.mark.parametrize("media_type", FORMATS)
 def test_fields_are_checked_with_a_pointer_per_bad_record(writer: httpx.Client, media_type: str) -> None:
     path = make(writer, partitions=1, fields={"id": "string", "n": "long?"})
-    good = {"value": {"id": "a", "n": 9007199254740993, "more": []}}
+    good: dict[str, Any] = {"value": {"id": "a", "n": 9007199254740993, "more": []}}
     body = body_of(media_type, [good, {"value": {"id": 1}}, {"value": {"id": "a", "n": 0.5}}, {"value": None}])
     prefix = PREFIX[media_type]
     answer = post(writer, path, body, media_type)
@@ -227,9 +227,10 @@ def test_a_full_buffer_is_429_and_says_when_to_come_back(service: Serving, write
     for thread in threads:
         thread.start()
     assert all(event.wait(30) for event in held)
-    body = b'{"records":[{"value":"' + b"x" * 50_000 + b'"}]}'
-    while (answer := post(writer, path, body)).status_code == 200:
+    while f"millrace_ingest_buffered_bytes {2.0 * len(line)}" not in writer.get("/metrics").text:
         pass  # the held bodies are on their way through the sockets
+    body = b'{"records":[{"value":"' + b"x" * 50_000 + b'"}]}'
+    answer = post(writer, path, body)
     refused(answer, 429, "buffer_full")
     assert int(answer.headers["Retry-After"]) >= 1
     release.set()
@@ -319,7 +320,8 @@ def full(writer: httpx.Client) -> str:
 
 @pytest.mark.parametrize("limit", [1, 4, 5, 24, 25, 26])
 def test_pages_follow_each_other_by_cursor_until_the_end(writer: httpx.Client, full: str, limit: int) -> None:
-    values, query = [], {"partition": 1, "limit": limit}
+    values: list[int] = []
+    query: dict[str, Any] = {"partition": 1, "limit": limit}
     while True:
         page = writer.get(full, params=query).json()
         assert 0 < len(page["records"]) <= limit

@@ -121,9 +121,11 @@ class Session:
         return str(tree).encode()
 
     def type_of(self, item: str, schema: pa.Schema) -> str:
-        """DuckDB's name of the type of a select item over batches of a schema."""
+        """DuckDB's name of the type of a select item over batches of a schema, after a run over no rows."""
         with self._final_errors():
-            return str(self._bind(item, self._source(schema)).types[0])
+            query = self._bind(item, self._source(schema))
+            query.to_arrow_table()
+            return str(query.types[0])
 
     def run(self, items: str, batch: pa.RecordBatch) -> pa.Table:
         """The select items for each row of a batch, in order."""

@@ -192,3 +192,17 @@ def test_a_job_is_caught_up_when_positions_and_replicas_are_at_their_ends(catalo
         held["applied"] = {store: 10}
     worker.poll()
     assert catalog.read(jobs.is_caught_up, job.id)
+
+
+def test_a_new_owner_has_its_replicas_to_show_before_the_job_is_caught_up(catalog: Catalog, worker: SlotDouble) -> None:
+    job = catalog.read(jobs.get_job, "visits")
+    worker.run()
+    worker.leave()
+    again = slot(catalog, join(catalog), job)
+    again.poll()
+    assert not catalog.read(jobs.is_caught_up, job.id)
+    store = again.joined["stores"]["visits-once"]["id"]
+    for held in again.held:
+        held["applied"] = {store: 10}
+    again.poll()
+    assert catalog.read(jobs.is_caught_up, job.id)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from service import coordinator
 from service.catalog import groups, jobs, segments, streams
 from service.catalog.engine import Catalog, job_topic, stream_topic
-from service.catalog.tables import Job, new_id
+from service.catalog.tables import Job, Slot, new_id
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
 from tests.integration.catalog.world import (
     SlotDouble,
@@ -374,9 +375,40 @@ def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, jo
     assert coordinator.tick(catalog) == 1
 
 
+def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: Job) -> None:
+    coordinator.tick(catalog)
+    former = slot(catalog, join(catalog), job)
+    former.leave()
+    catalog.write(lambda s: s.execute(update(Slot).values(gone_ms=0)))
+    silence_coordinator(catalog, 5_000)
+    coordinator.tick(catalog)
+    assert catalog.read(lambda s: s.get(Slot, former.id)) is None
+
+
 def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: Job) -> None:
     coordinator.tick(catalog)
     worker = slot(catalog, join(catalog), job)
     catalog.write(lambda s: jobs.lock_tasks(s, job.id)[0].__setattr__("slot_id", None))
     coordinator.tick(catalog)
     assert len(worker.names()) == 4
+
+
+# ---------------------------------------------------------------- draining an instance
+
+
+def test_a_draining_instance_commits_before_its_slots_leave(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog, "one")
+    one = slot(catalog, instance, job)
+    tasks = one.tasks()
+    catalog.write(coordinator.leave_instance, instance, incarnation="first", drain=True)
+    assert coordinator.heartbeat(catalog, instance, incarnation="first")["jobs"] == []
+    with pytest.raises(InstanceGone):
+        slot(catalog, instance, job, index=1)
+    two = slot(catalog, join(catalog, "two"), job)
+    assert one.commit(commit_of(tasks[0]))[0]["status"] == "accepted"
+    assert one.poll().body == {"directive": "leave", "tasks": []}
+    assert two.names() == []
+    one.leave()
+    assert len(two.names()) == 4
+    catalog.write(coordinator.leave_instance, instance, incarnation="first")
+    assert catalog.read(groups.get_instance, instance).state == "gone"

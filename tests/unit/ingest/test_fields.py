@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from json import dumps
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from service.payloads.fields import bad_fields
 
 
-def faults(values: list[str | None], fields: dict[str, str]) -> list[tuple[int, str]]:
+def faults(values: Sequence[str | None], fields: dict[str, str]) -> list[tuple[int, str]]:
     return [(row, member) for row, member, _ in bad_fields(pa.array(values, pa.utf8()), fields, 100)]
 
 

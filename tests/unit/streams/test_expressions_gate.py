@@ -74,7 +74,9 @@ def test_every_allowed_function_is_a_consistent_scalar_of_duckdb() -> None:
 
 def test_every_allowed_macro_expands_to_allowed_functions_only() -> None:
     bodies = dict(
-        duckdb.sql("SELECT function_name, macro_definition FROM duckdb_functions() WHERE function_type = 'macro'").fetchall()
+        duckdb.sql(
+            "SELECT function_name, macro_definition FROM duckdb_functions() WHERE function_type = 'macro'"
+        ).fetchall()
     )
     macros = {name: bodies[name] for name in FUNCTIONS if name in bodies}
     assert macros == {
@@ -195,7 +197,9 @@ def test_an_expression_can_not_open_the_network(function: str) -> None:
             server.accept()
 
 
-@pytest.mark.parametrize("text", ["range(9)", "generate_series(1, 9)", "unnest([1, 2])", "duckdb_settings()", "query('SELECT 1')"])
+@pytest.mark.parametrize(
+    "text", ["range(9)", "generate_series(1, 9)", "unnest([1, 2])", "duckdb_settings()", "query('SELECT 1')"]
+)
 def test_an_expression_can_not_call_a_table_function(text: str) -> None:
     assert "is not available" in refusal(text)
 
@@ -225,7 +229,14 @@ def test_an_expression_can_not_run_a_subquery(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["set_config('threads', '4', false)", "current_setting('threads')", "getvariable('x')", "SET threads = 4", "pragma_version()"]
+    "text",
+    [
+        "set_config('threads', '4', false)",
+        "current_setting('threads')",
+        "getvariable('x')",
+        "SET threads = 4",
+        "pragma_version()",
+    ],
 )
 def test_an_expression_can_not_set_or_read_an_option(text: str) -> None:
     refusal(text)
@@ -233,7 +244,12 @@ def test_an_expression_can_not_set_or_read_an_option(text: str) -> None:
 
 def test_options_stay_locked_even_to_what_passed_the_gate() -> None:
     with session() as lent:
-        for statement in ("SET threads = 4", "RESET threads", "SET TimeZone = 'Asia/Tokyo'", "SET lock_configuration = false"):
+        for statement in (
+            "SET threads = 4",
+            "RESET threads",
+            "SET TimeZone = 'Asia/Tokyo'",
+            "SET lock_configuration = false",
+        ):
             with pytest.raises(duckdb.InvalidInputException, match="configuration has been locked"):
                 lent._connection.execute(statement)
 
@@ -266,7 +282,9 @@ def test_an_expression_can_not_be_volatile(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["'now'::timestamp", "'today'::date", "'now'::date", "'tomorrow'::date", "'yesterday'::timestamp"])
+@pytest.mark.parametrize(
+    "text", ["'now'::timestamp", "'today'::date", "'now'::date", "'tomorrow'::date", "'yesterday'::timestamp"]
+)
 def test_no_cast_reads_a_clock(text: str) -> None:
     with session() as lent, pytest.raises(duckdb.ConversionException):
         lent.run(text, _ticks())
@@ -292,12 +310,17 @@ def test_nothing_depends_on_a_locale_or_a_time_zone(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["sum(1)", "count(*)", "string_agg(key, ',')", "max(key) FILTER (WHERE true)", "grouping(key)", "any_value(key)"])
+@pytest.mark.parametrize(
+    "text",
+    ["sum(1)", "count(*)", "string_agg(key, ',')", "max(key) FILTER (WHERE true)", "grouping(key)", "any_value(key)"],
+)
 def test_an_aggregate_is_refused(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["lower(DISTINCT key)", "lower(key) FILTER (WHERE true)", "lower(key ORDER BY 1)", "lower(s := key)"])
+@pytest.mark.parametrize(
+    "text", ["lower(DISTINCT key)", "lower(key) FILTER (WHERE true)", "lower(key ORDER BY 1)", "lower(s := key)"]
+)
 def test_a_function_is_not_dressed_as_an_aggregate(text: str) -> None:
     assert refusal(text).startswith("lower ")
 
@@ -307,12 +330,17 @@ def test_a_window_function_is_refused(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["list_transform([1], lambda x: x + 1)", "[x FOR x IN [1, 2]]", "x -> x + 1", "lambda x: x"])
+@pytest.mark.parametrize(
+    "text", ["list_transform([1], lambda x: x + 1)", "[x FOR x IN [1, 2]]", "x -> x + 1", "lambda x: x"]
+)
 def test_a_lambda_is_refused(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "{'a': 1}", "MAP {'a': 1}", "(1, 2)", "row(1, 2)", "value['a']", "value[1:2]", "x'00'", "1::int[]"])
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "{'a': 1}", "MAP {'a': 1}", "(1, 2)", "row(1, 2)", "value['a']", "value[1:2]", "x'00'", "1::int[]"],
+)
 def test_nothing_but_scalars_is_made(text: str) -> None:
     assert "is not available" in refusal(text)
 
@@ -322,7 +350,9 @@ def test_a_function_has_no_schema(text: str) -> None:
     assert "by its bare name" in refusal(text)
 
 
-@pytest.mark.parametrize("text", ["headers", "offset_", "x", "batch_0.key", "main.batch_0.key", "rowid", "\"no such\"", "c0", "x0"])
+@pytest.mark.parametrize(
+    "text", ["headers", "offset_", "x", "batch_0.key", "main.batch_0.key", "rowid", '"no such"', "c0", "x0"]
+)
 def test_only_the_five_columns_exist(text: str) -> None:
     assert "is not a column" in refusal(text)
 
@@ -333,13 +363,25 @@ def test_a_field_of_the_value_is_not_a_column_of_it() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1::hugeint", "1::uuid", "key::blob", "1::bit", "1::mytype", "1::main.bigint", "1::struct(a int)", "1::enum('a')", "key::varchar(5)"],
+    [
+        "1::hugeint",
+        "1::uuid",
+        "key::blob",
+        "1::bit",
+        "1::mytype",
+        "1::main.bigint",
+        "1::struct(a int)",
+        "1::enum('a')",
+        "key::varchar(5)",
+    ],
 )
 def test_a_cast_goes_to_a_plain_scalar_type(text: str) -> None:
     refusal(text)
 
 
-@pytest.mark.parametrize("text", ["timestamp::timestamp", "timestamp::date", "1.5::date", "epoch_ms(timestamp)::bigint"])
+@pytest.mark.parametrize(
+    "text", ["timestamp::timestamp", "timestamp::date", "1.5::date", "epoch_ms(timestamp)::bigint"]
+)
 def test_a_cast_that_duckdb_does_not_have_is_refused_before_any_record(text: str) -> None:
     assert "Unimplemented type for cast" in refusal(text)
 
@@ -350,10 +392,14 @@ def test_a_huge_integer_is_refused_with_advice(text: str) -> None:
 
 
 def test_a_type_error_is_told_in_duckdbs_words() -> None:
-    assert refusal("key + 1").startswith("Binder Error: No function matches the given name and argument types '+(VARCHAR")
+    assert refusal("key + 1").startswith(
+        "Binder Error: No function matches the given name and argument types '+(VARCHAR"
+    )
 
 
-@pytest.mark.parametrize("text", ["value->>'$.a[*]'", "value->'$.*'", "value->>'$..b'", "value->>'*'", "json_type(value, '$.a[*]')"])
+@pytest.mark.parametrize(
+    "text", ["value->>'$.a[*]'", "value->'$.*'", "value->>'$..b'", "value->>'*'", "json_type(value, '$.a[*]')"]
+)
 def test_a_path_with_wildcards_is_refused(text: str) -> None:
     assert refusal(text) == "a path with wildcards gives a list: name one field"
 

@@ -134,7 +134,10 @@ def test_a_slice_of_a_batch_is_read_from_where_it_begins() -> None:
 
 
 def test_a_conversion_behind_a_case_runs_only_where_the_case_lets_it() -> None:
-    batch = batch_of(['"7"' if n % 1000 == 0 else '"no"' for n in range(50_000)], [b"n" if n % 1000 == 0 else b"t" for n in range(50_000)])
+    batch = batch_of(
+        ['"7"' if n % 1000 == 0 else '"no"' for n in range(50_000)],
+        [b"n" if n % 1000 == 0 else b"t" for n in range(50_000)],
+    )
     for text in (
         "CASE WHEN key = 'n' THEN (value->>'$')::int END",
         "CASE WHEN key = 'n' AND (value->>'$')::int > 1 THEN 7 END",
@@ -163,7 +166,11 @@ def test_a_failing_row_is_found_anywhere(row: int) -> None:
 
 
 def test_the_failing_expression_of_many_is_named() -> None:
-    names = {"good": Expression("value"), "bad": Expression("1 // (value->>'$')::int"), "worse": Expression("value::date")}
+    names = {
+        "good": Expression("value"),
+        "bad": Expression("1 // (value->>'$')::int"),
+        "worse": Expression("value::date"),
+    }
     with pytest.raises(ExpressionFailed) as failed:
         evaluate(names, batch_of(["1", "0"])[:1])
     assert failed.value.operator == "worse"
@@ -224,7 +231,9 @@ def test_rows_that_fail_are_marked_and_the_others_keep_their_results() -> None:
 
 def test_a_row_fails_when_any_of_its_expressions_does() -> None:
     names = {"a": Expression("(value->>'a')::int"), "b": Expression("(value->>'b')::int"), "k": Expression("key")}
-    batch = batch_of(['{"a":"x","b":1}', '{"a":1,"b":"x"}', '{"a":1,"b":2}', '{"a":1,"b":2}'], [b"k", b"k", b"\xff", b"k"])
+    batch = batch_of(
+        ['{"a":"x","b":1}', '{"a":1,"b":"x"}', '{"a":1,"b":2}', '{"a":1,"b":2}'], [b"k", b"k", b"\xff", b"k"]
+    )
     found, failed = evaluate_lenient(names, batch)
     assert failed.tolist() == [True, True, True, False]
     assert found.to_pydict() == {"a": [None, None, None, 1], "b": [None, None, None, 2], "k": [None, None, None, "k"]}
@@ -314,7 +323,13 @@ def test_time_follows_the_size_of_the_record(text: str) -> None:
 
 def test_a_deeply_nested_value_does_not_end_the_process() -> None:
     batch = batch_of(["[" * 500_000 + "]" * 500_000])
-    for text in ("value->>'$[0]'", "value::varchar", "json_object('v', value)", "json_array_length(value)", "value = '1'::json"):
+    for text in (
+        "value->>'$[0]'",
+        "value::varchar",
+        "json_object('v', value)",
+        "json_array_length(value)",
+        "value = '1'::json",
+    ):
         assert len(results(text, batch)) == 1
     assert failure("value::bigint", batch).row == 0
 
