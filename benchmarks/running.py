@@ -71,6 +71,8 @@ class Running:
         line = self.process.stdout.readline() if heard else ""
         if not line.startswith("ready "):
             self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
             raise NotReady(f"{line!r}; {self.log} ends with:\n{self.log.read_text()[-4000:]}")
         self.url = line.split()[1]
         key = (self.data_dir / "admin-key").read_text().strip()
@@ -86,14 +88,15 @@ class Running:
     def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self._ended(timeout_s)
+        return self.ended(timeout_s)
 
     def kill(self) -> int:
         """SIGKILL, as a power cut would."""
         self.process.kill()
-        return self._ended(10)
+        return self.ended(10)
 
-    def _ended(self, timeout_s: float) -> int:
+    def ended(self, timeout_s: float) -> int:
+        """Wait for the end of the process; its exit code."""
         self.client.close()
         code = self.process.wait(timeout_s)
         assert self.process.stdout is not None

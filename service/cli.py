@@ -13,8 +13,10 @@ import orjson
 import typer
 import uvloop
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.settings import Settings
+from service.streams.errors import CatalogUnavailable
 
 app = typer.Typer(
     name="millrace",
@@ -25,6 +27,7 @@ app = typer.Typer(
 tokens = typer.Typer(help="API keys: make, list, revoke.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 
+UNREACHABLE = (CatalogUnavailable, SQLAlchemyError, OSError)  # database, storage or port
 DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"
 
 
@@ -37,27 +40,27 @@ def up(
     cores: int | None = None,
 ) -> None:
     """Run everything here: the API and INSTANCES Spark applications, on SQLite and a local folder."""
+    settings = _settings(host=host, port=port, data_dir=data_dir)
     from service import embedded, logs
 
-    settings = _settings(host=host, port=port, data_dir=data_dir)
     logs.configure(settings.log_level)
     try:
         with embedded.data_dir_lock(settings.data_dir.absolute()):
             uvloop.run(embedded.up(settings, instances=instances, cores=cores, announce=_announce))
-    except (embedded.DataDirBusy, OSError) as error:
+    except (embedded.DataDirBusy, *UNREACHABLE) as error:
         _fail(str(error))
 
 
 @app.command()
 def api(host: str = "127.0.0.1", port: int = 8080) -> None:
     """Run the API alone, on the catalog and storage that MILLRACE_* name."""
+    settings = _settings(host=host, port=port)
     from service import embedded, logs
 
-    settings = _settings(host=host, port=port)
     logs.configure(settings.log_level)
     try:
         uvloop.run(embedded.serve(settings, announce=_announce))
-    except (embedded.CatalogNotCurrent, OSError) as error:
+    except (embedded.CatalogNotCurrent, *UNREACHABLE) as error:
         _fail(str(error))
 
 
@@ -81,8 +84,12 @@ def migrate() -> None:
     from service.catalog import engine
 
     settings = _settings()
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    engine.upgrade(settings.database_url)
+    if str(settings.data_dir.absolute()) in settings.database_url:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        engine.upgrade(settings.database_url)
+    except UNREACHABLE as error:
+        _fail(str(error))
 
 
 @app.command()
@@ -141,14 +148,13 @@ def main() -> None:
 
 def _in_catalog(verb: str, work: Any, **arguments: Any) -> Any:
     from service.catalog.engine import Catalog
-    from service.streams.errors import CatalogUnavailable
 
     catalog = Catalog(_settings().database_url)
     try:
         if not catalog.is_current:
             _fail("the catalog's schema is not this version's: run `millrace migrate`")
         return getattr(catalog, verb)(work, **arguments)
-    except CatalogUnavailable as error:
+    except UNREACHABLE as error:
         _fail(str(error))
     finally:
         catalog.close()
@@ -168,7 +174,7 @@ def _announce(url: str) -> None:
 
 
 def _fail(line: str) -> NoReturn:
-    print(f"millrace: {line}", file=sys.stderr)
+    print(f"millrace: {line.splitlines()[0]}", file=sys.stderr)
     raise typer.Exit(1)
 
 

@@ -20,11 +20,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import tasks as work
-from service.catalog.engine import Catalog, job_topic, now_column, now_ms, stream_topic, wake
+from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
 from service.catalog.jobs import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle, streams_of
 from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
@@ -32,9 +32,11 @@ from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance
 
 SESSION_TIMEOUT_MS = 10_000
-LIVE, GONE = "live", "gone"
+LIVE, LEAVING, GONE = "live", "leaving", "gone"
+PRESENT = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 SEEN = "coordinator_seen_ms"
 UNSEEN = {"synchronize_session": False}  # the session holds no object that the statement changes
+GONE_SLOTS_KEPT_MS = 24 * 3_600_000
 RENEW_AFTER = 3  # a lease is renewed once a third of it has elapsed
 
 
@@ -53,6 +55,29 @@ class PollAnswer:
     body: Json
     is_ready: bool
     topics: frozenset[str]
+
+
+# ---------------------------------------------------------------- what every poll and heartbeat asks, built once
+
+_SLOT = (
+    select(Slot.job_id, Job.state, Instance.state, Job.max_batch_records)
+    .add_columns(exists().where(Skip.job_id == Job.id), Slot.lease_until_ms - Now(), Slot.lease_ms)
+    .join(Job, Job.id == Slot.job_id)
+    .join(Instance, Instance.id == Slot.instance_id)
+    .where(Slot.id == bindparam("slot_id"), Slot.state == LIVE, Instance.state.in_(PRESENT))
+)
+_INSTANCE = (
+    select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
+    .add_columns(Instance.lease_until_ms - Now())
+    .where(Instance.id == bindparam("instance_id"))
+)
+_WANTED_JOBS = (
+    select(Job.id, Job.name, Job.parallelism, func.count())
+    .join(Task, Task.job_id == Job.id)
+    .where(Job.state.in_(STAFFED))
+    .group_by(Job.id, Job.name, Job.parallelism)
+    .order_by(Job.name)
+)
 
 
 # ---------------------------------------------------------------- instances
@@ -97,47 +122,47 @@ def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> Json:
     return answer
 
 
-def leave_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
-    """Let an instance go with its slots; leaving twice changes nothing."""
+def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: bool = False) -> None:
+    """Let an instance go with its slots; leaving twice changes nothing.
+
+    With `drain` it only begins to leave: each slot is told so by its next poll, commits what it has and leaves.
+    """
     instance = s.get(Instance, instance_id)
     if instance is None:
         raise UnknownInstance(instance_id)
-    if instance.incarnation == incarnation and instance.state == LIVE:
+    if instance.incarnation != incarnation or instance.state not in PRESENT:
+        return
+    if drain:
+        instance.state = LEAVING
+        jobs = select(Slot.job_id).where(Slot.instance_id == instance_id, Slot.state == LIVE).distinct()
+        wake(s, *(job_topic(job_id) for job_id in s.scalars(jobs)))
+    else:
         _end_slots(s, _slots_of(s, instance_id), "the instance left")
         instance.state = GONE
 
 
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[Json, bool]:
-    query = select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
-    row = s.execute(
-        query.add_columns(Instance.lease_until_ms - now_column(s)).where(Instance.id == instance_id)
-    ).one_or_none()
+    row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
         raise UnknownInstance(instance_id)
     name, current, state, cores, lease_ms, left_ms = row
-    if state != LIVE or current != incarnation:
+    if state not in PRESENT or current != incarnation:
         raise InstanceGone(name)
-    jobs = _wanted_jobs(s, cores)
+    jobs = _wanted_jobs(s, cores) if state == LIVE else []
     version = hashlib.sha256(json.dumps(jobs).encode()).hexdigest()[:16]
     return {"jobs": jobs, "version": version, "lease_ms": lease_ms}, _is_due(left_ms, lease_ms)
 
 
 def _wanted_jobs(s: Session, cores: int) -> list[Json]:
     """The jobs that want slots, and how many on an instance with this many cores."""
-    query = (
-        select(Job.id, Job.name, Job.parallelism, func.count())
-        .join(Task, Task.job_id == Job.id)
-        .where(Job.state.in_(STAFFED))
-        .group_by(Job.id, Job.name, Job.parallelism)
-        .order_by(Job.name)
-    )
-    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in s.execute(query)]
+    rows = s.execute(_WANTED_JOBS)
+    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in rows]
 
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
     renewed = (
         update(Instance)
-        .where(Instance.id == instance_id, Instance.incarnation == incarnation, Instance.state == LIVE)
+        .where(Instance.id == instance_id, Instance.incarnation == incarnation, Instance.state.in_(PRESENT))
         .values(lease_until_ms=now_ms(s) + Instance.lease_ms)
         .returning(Instance.id)
     )
@@ -270,7 +295,8 @@ def poll_slot(catalog: Catalog, slot_id: str, held: Sequence[HeldTask]) -> PollA
 
 class _SlotNow(NamedTuple):
     job_id: str
-    job_state: str
+    is_wanted: bool
+    is_working: bool
     max_batch_records: int
     has_skips: bool
     is_lease_due: bool
@@ -279,7 +305,7 @@ class _SlotNow(NamedTuple):
 def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswer, bool]:
     now = _slot_now(s, slot_id)
     topics = {job_topic(now.job_id)}
-    if now.job_state not in STAFFED:
+    if not now.is_wanted:
         return PollAnswer({"directive": "leave", "tasks": []}, True, frozenset(topics)), now.is_lease_due
     tasks = work.assigned_to(s, slot_id)
     topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
@@ -288,7 +314,7 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswe
         slot_id,
         [task for task in tasks if task.target_slot_id is None],
         job_id=now.job_id,
-        max_records=now.max_batch_records if now.job_state in WORKING else 0,
+        max_records=now.max_batch_records if now.is_working else 0,
         has_skips=now.has_skips,
     )
     owned = {(task["task"], task["epoch"]) for task in described}
@@ -299,17 +325,12 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswe
 
 
 def _slot_now(s: Session, slot_id: str) -> _SlotNow:
-    query = (
-        select(Slot.job_id, Job.state, Job.max_batch_records, exists().where(Skip.job_id == Job.id))
-        .add_columns(Slot.lease_until_ms - now_column(s), Slot.lease_ms)
-        .join(Job, Job.id == Slot.job_id)
-        .join(Instance, Instance.id == Slot.instance_id)
-        .where(Slot.id == slot_id, Slot.state == LIVE, Instance.state == LIVE)
-    )
-    row = s.execute(query).one_or_none()
+    row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
-    return _SlotNow(row[0], row[1], row[2], row[3], _is_due(row[4], row[5]))
+    job_id, job_state, instance_state, max_batch_records, has_skips, left_ms, lease_ms = row
+    is_wanted = job_state in STAFFED and instance_state == LIVE
+    return _SlotNow(job_id, is_wanted, job_state in WORKING, max_batch_records, has_skips, _is_due(left_ms, lease_ms))
 
 
 def _is_to_write(task: Assigned, held: Sequence[HeldTask]) -> bool:
@@ -442,9 +463,10 @@ def _record(s: Session, job: Job, reason: str, moved: Json, at: int, *, is_done:
 
 
 def _give(task: Task, slot: Slot | None, at: int) -> None:
-    """Change the owner of a locked task: the one place where an epoch rises."""
+    """Change the owner of a locked task: the one place where an epoch rises. A new owner has its replicas to show."""
     task.slot_id = None if slot is None else slot.id
-    task.last_instance_id = task.last_instance_id if slot is None else slot.instance_id
+    if slot is not None:
+        task.last_instance_id, task.applied = slot.instance_id, {}
     task.target_slot_id = None
     task.epoch += 1
     task.updated_ms = at
@@ -475,7 +497,7 @@ def _is_tick_due(s: Session, *, lease_ms: int) -> bool:
     if seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
         return True
     expired = select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)
-    gone = select(Instance.id).where(Instance.state == LIVE, Instance.lease_until_ms < at)
+    gone = select(Instance.id).where(Instance.state.in_(PRESENT), Instance.lease_until_ms < at)
     return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs()))
 
 
@@ -488,6 +510,7 @@ def _tick(s: Session, *, lease_ms: int) -> int:
         return 0
     seen.value = str(at)
     evicted = _evict_instances(s, at) + _evict_slots(s, at)
+    s.execute(delete(Slot).where(Slot.state == GONE, Slot.gone_ms < at - GONE_SLOTS_KEPT_MS))
     for job_id in s.scalars(_stuck_jobs()).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
     return evicted
@@ -496,13 +519,13 @@ def _tick(s: Session, *, lease_ms: int) -> int:
 def _extend_leases(s: Session, at: int) -> None:
     for slot in _lock_slots(s, Slot.lease_until_ms < at + Slot.lease_ms):
         slot.lease_until_ms = at + slot.lease_ms
-    late = update(Instance).where(Instance.state == LIVE, Instance.lease_until_ms < at + Instance.lease_ms)
+    late = update(Instance).where(Instance.state.in_(PRESENT), Instance.lease_until_ms < at + Instance.lease_ms)
     s.execute(late.values(lease_until_ms=at + Instance.lease_ms), execution_options=UNSEEN)
 
 
 def _evict_instances(s: Session, at: int) -> int:
     """Instances whose lease ran out go, and their slots with them: their driver watches over nobody any more."""
-    is_expired = (Instance.state == LIVE) & (Instance.lease_until_ms < at)
+    is_expired = Instance.state.in_(PRESENT) & (Instance.lease_until_ms < at)
     ids = s.scalars(select(Instance.id).where(is_expired).order_by(Instance.id)).all()
     for instance_id in ids:
         _end_slots(s, _slots_of(s, instance_id), "an instance was lost")

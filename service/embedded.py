@@ -75,6 +75,7 @@ def admin_secret(settings: Settings) -> str:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
+    structlog.get_logger().info("admin_key", path=str(path))
     secret = path.read_text().strip()
     if not secret:  # the process died between making the file and filling it
         path.unlink()
@@ -171,16 +172,24 @@ class InstanceProcess:
             process.kill()
             await process.wait()
 
-    async def _run_once(self) -> int:
-        self._process = await asyncio.create_subprocess_exec(
+    async def _run_once(self) -> int | None:
+        """Its exit code; None when it could not be started."""
+        try:
+            self._process = await self._start()
+        except OSError as error:
+            self._log.error("instance_not_started", error=str(error))
+            return None
+        self._log.info("instance_started", pid=self._process.pid)
+        return await self._process.wait()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,  # never written: its end tells the child that we are gone
             stdout=sys.stderr.fileno(),
             env=self._environment,
             preexec_fn=_die_with_parent,  # one system call, looked up before the fork
         )
-        self._log.info("instance_started", pid=self._process.pid)
-        return await self._process.wait()
 
 
 async def serve(settings: Settings, *, announce: Announce) -> None:
@@ -203,7 +212,7 @@ async def up(settings: Settings, *, instances: int, cores: int | None, announce:
 def instance_command(url: str, index: int, cores: int | None) -> list[str]:
     """How an instance is started here; `cores` bounds the slots that each job has there."""
     master = f"local[{cores or os.cpu_count() or 1}]"
-    arguments = ["--api", url, "--spark-master", master, "--name", f"embedded-{index}"]
+    arguments = ["--api", url, "--spark-master", master, "--name", f"embedded-{index}", "--watch-stdin"]
     return [sys.executable, "-m", "spark_jobs.instance", *arguments]
 
 

@@ -44,6 +44,7 @@ from service.streams.errors import (
     IdempotencyInFlight,
     SegmentNotPending,
     StorageUnavailable,
+    StreamError,
     UnknownPartition,
     UnknownStream,
 )
@@ -156,7 +157,7 @@ class AppendBuffer:
             yield room
         finally:
             with self._changed:
-                self._used_bytes -= room.bytes
+                self._use(-room.bytes)
 
     def answered(self, idempotency: Idempotency) -> Answer | None:
         """What this key was answered before. Raises IdempotencyInFlight, IdempotencyConflict (another body)."""
@@ -196,8 +197,12 @@ class AppendBuffer:
             others = self._used_bytes - room.bytes
             if others > 0 and self._used_bytes + more > self._buffer_bytes:
                 raise BufferFull(1)
-            self._used_bytes += more
+            self._use(more)
             room.bytes += more
+
+    def _use(self, more: int) -> None:
+        self._used_bytes += more
+        metrics.INGEST_BUFFERED_BYTES.set(self._used_bytes)
 
     def _partitions(self, stream: Stream, payload: Payload) -> npt.NDArray[np.int32]:
         """Where each record goes: where it asks to, else by its key; null keys take turns."""
@@ -239,7 +244,8 @@ class AppendBuffer:
             if group:
                 self._commit(group)
         except Exception as error:  # noqa: BLE001  the border of the thread: it must outlive every group
-            structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=error)
+            trace = None if isinstance(error, StreamError) else error
+            structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=trace)
             for append in group:
                 if not append.future.done():
                     self._finish(append, error)

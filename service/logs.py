@@ -37,5 +37,5 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.INFO))
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("alembic", "httpx", "py4j", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -6,12 +6,13 @@ Knows names, labels and buckets. Refuses to know when something happens: those w
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.catalog.overview import Figures
 
+disable_created_metrics()  # a line of start times for each counter
 REGISTRY = CollectorRegistry()
 
 REQUESTS = Counter("millrace_http_requests", "Requests answered", ["method", "route", "status"], registry=REGISTRY)
@@ -24,6 +25,9 @@ REQUEST_SECONDS = Histogram(
 )
 INGESTED_RECORDS = Counter("millrace_ingested_records", "Records acknowledged to producers", registry=REGISTRY)
 INGESTED_BYTES = Counter("millrace_ingested_bytes", "Decoded bytes of posts of records", registry=REGISTRY)
+INGEST_BUFFERED_BYTES = Gauge(
+    "millrace_ingest_buffered_bytes", "Bytes of posts of records that are not answered yet", registry=REGISTRY
+)
 COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"], registry=REGISTRY)
 LOOP_FAILURES = Counter(
     "millrace_loop_failures", "Rounds of a background loop that failed", ["loop"], registry=REGISTRY

@@ -34,6 +34,10 @@ class Hub:
     def is_closed(self) -> bool:
         return self._closed
 
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)
+
     def wake(self, topics: Iterable[str]) -> None:
         """Tell everyone who waits for one of these topics; callable from any thread."""
         with self._lock:

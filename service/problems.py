@@ -4,6 +4,7 @@ Knows the tree of `StreamError`, the few foreign errors a request may meet, and 
 why an error happened: its message is the detail.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
 
 from service.streams import errors
 from service.streams.errors import StreamError
@@ -223,10 +223,7 @@ async def _database_error(request: Request, error: SQLAlchemyError) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """The methods that some route serves at this path."""
-    found: set[str] = set()
-    for route in request.app.routes:
-        match, _ = route.matches(request.scope)
-        if match is not Match.NONE:
-            found |= set(getattr(route, "methods", None) or ())
-    return sorted(found)
+    """The methods that the document has for this path; what is not in it (its own pages) is to be read."""
+    paths = request.app.openapi()["paths"].items()
+    found = (item for path, item in paths if re.fullmatch(re.sub(r"{\w+}", "[^/:]+", path), request.url.path))
+    return sorted({method.upper() for item in found for method in item}) or ["GET"]

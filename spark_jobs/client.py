@@ -134,7 +134,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class AssignedTask:
-    """A task of this slot as the catalog sees it now. `backlog`: records beyond `work`; `changelogs`: store → end."""
+    """A task of this slot as the catalog sees it now. `changelogs`: store → end; `skips`: offsets to pass over."""
 
     id: str
     name: str
@@ -143,7 +143,6 @@ class AssignedTask:
     epoch: int
     version: int
     work: Work | None
-    backlog: int
     changelogs: Mapping[str, int]
     skips: frozenset[int]
 
@@ -203,9 +202,10 @@ class Api:
         answer = self._ask("POST", f"/v1/instances/{instance_id}:heartbeat", told, wait_s=10.0)
         return Wanted([WantedJob(**job) for job in answer["jobs"]], answer["version"])
 
-    def leave_instance(self, instance_id: str, incarnation: str) -> None:
-        """Leave with all slots. Raises ApiError."""
-        self._ask("POST", f"/v1/instances/{instance_id}:leave", {"incarnation": incarnation}, patience_s=5.0)
+    def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
+        """Leave with all slots; with `drain` each of them is told to leave first, and may commit. Raises ApiError."""
+        told = {"incarnation": incarnation, "drain": drain}
+        self._ask("POST", f"/v1/instances/{instance_id}:leave", told, patience_s=5.0)
 
     # ------------------------------------------------------------ slots
 
@@ -304,7 +304,6 @@ def _refusal(answer: httpx.Response) -> ApiError:
 
 def _assigned(task: Json) -> AssignedTask:
     work = task["work"]
-    end = sum(at["end"] - at["position"] for at in task["inputs"])
     return AssignedTask(
         id=task["task"],
         name=task["name"],
@@ -313,7 +312,6 @@ def _assigned(task: Json) -> AssignedTask:
         epoch=task["epoch"],
         version=task["version"],
         work=None if work is None else _work(work),
-        backlog=end if work is None else end - (work["to"] - work["from"]),
         changelogs={name: at["end"] for name, at in task["changelogs"].items()},
         skips=frozenset(task["skips"]),
     )

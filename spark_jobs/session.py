@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from functools import partial
 
 from pyspark import SparkConf, SparkContext
+
+from spark_jobs.client import Place
 
 SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
 UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
@@ -65,7 +67,7 @@ def cores_in(master: str) -> int | None:
     return int(found[1]) if found and found[1] and found[1] != "*" else None
 
 
-def settings_for(master: str, *, name: str, with_ui: bool) -> dict[str, str]:
+def settings_for(master: str, *, name: str, has_ui: bool) -> dict[str, str]:
     """All Spark settings of an instance called `name`."""
     place = EMBEDDED if is_local(master) else CLUSTER
     return {
@@ -76,25 +78,53 @@ def settings_for(master: str, *, name: str, with_ui: bool) -> dict[str, str]:
         # N of local[N] says how many slots a job may have; the threads behind it must do for all jobs.
         "spark.master": f"local[{SLOT_THREADS},{UNLIMITED}]" if is_local(master) else master,
         "spark.app.name": f"millrace {name}",
-        "spark.ui.enabled": str(with_ui or not is_local(master)).lower(),  # embedded: a port only if asked for
+        "spark.ui.enabled": str(has_ui or not is_local(master)).lower(),  # embedded: a port only if asked for
     }
 
 
-def start_spark(master: str, *, name: str, with_ui: bool) -> SparkContext:
+def start_spark(master: str, *, name: str, has_ui: bool) -> SparkContext:
     """Start the application: a JVM as a child of this process, which ends with it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run in our environment
     if is_local(master):
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK  # the one thing that the UI's socket obeys
-    conf = SparkConf(loadDefaults=False).setAll(settings_for(master, name=name, with_ui=with_ui).items())
+    conf = SparkConf(loadDefaults=False).setAll(settings_for(master, name=name, has_ui=has_ui).items())
     return SparkContext(conf=conf)
 
 
-def run_slots(context: SparkContext, *, job_id: str, job_name: str, slots: int, run: Callable[[int], None]) -> None:
+def warm_up(context: SparkContext) -> None:
+    """Have a worker daemon import what slots need (2 s), so that the first job finds it done."""
+    context.setJobGroup("warm-up", "warm-up")
+    context.parallelize([0], 1).foreach(_nothing)
+
+
+def run_slots(context: SparkContext, job_name: str, slots: int, place: Place) -> None:
     """One Spark job whose tasks are the slots of one Millrace job; returns when all of them have ended.
 
-    `run` is called with the index of the slot, in a Python worker. Call this in a thread of its own: group, name and
-    pool belong to the thread. Raises Py4JError when the job is cancelled or Spark ends.
+    Call this in a thread of its own: group, name and pool belong to the thread. Raises Py4JError when the job is
+    cancelled or Spark ends.
     """
-    context.setJobGroup(job_id, job_name, interruptOnCancel=True)
+    context.setJobGroup(place.job_id, job_name, interruptOnCancel=True)
     context.setLocalProperty("spark.scheduler.pool", job_name)
-    context.parallelize(range(slots), slots).foreach(run)
+    context.parallelize(range(slots), slots).foreach(partial(_be_slot, place))
+
+
+def kill_slot(context: SparkContext, attempt: int) -> None:
+    """Have Spark kill the Python worker of a slot, wherever it runs, and start the slot again."""
+    context._jsc.sc().killTaskAttempt(attempt, True, "the slot gave no sign of life")
+
+
+def wait_for_jvm() -> int:
+    """Block until Spark's JVM has ended, whatever ended it; its exit code."""
+    gateway = SparkContext._gateway
+    return int(gateway.proc.wait())
+
+
+def _be_slot(place: Place, index: int) -> None:
+    """In a Python worker. Imported there: the driver needs no kernels, and starts a second earlier without them."""
+    from spark_jobs.slot import run_slot
+
+    run_slot(place, index)
+
+
+def _nothing(_: int) -> None:
+    """What a warm-up does."""

@@ -3,36 +3,29 @@
 It knows when to do what, which failure belongs to a task, and that the catalog decides: what a poll answers replaces
 whatever the slot believed. It refuses to know what operators do (`task`), how requests are repeated (`client`) and how
 slots are started (`session`).
-
-Lease: polls and commits renew it. While one batch takes longer, a thread renews it, as long as the loop has moved
-within BUSY_LIMIT_S; after that the lease runs out, the tasks move on, and the process is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import lmdb
 import structlog
-from pyspark import TaskContext
 
 from service import logs
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
-from service.streams.records import StoreSpec
+from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
-from service.streams.topology.graph import SubTopology, Topology
+from service.streams.topology.graph import Topology
 from spark_jobs.client import (
     Api,
     ApiError,
@@ -44,11 +37,12 @@ from spark_jobs.client import (
     Refused,
     Unreachable,
     Verdict,
+    Work,
     slot_path,
 )
-from spark_jobs.task import Done, Routes, described, published_chunk, read_batch, run_batch
+from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
+from spark_jobs.task import Done, Routes, described, read_batch, run_batch
 
-BUSY_LIMIT_S: Final = 60.0  # an expression may take 30 s
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
@@ -56,6 +50,8 @@ RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: 
 RESTORE_ALONE_S: Final = 0.5
 MAX_PAUSE_S: Final = 0.25
 MAX_ATTEMPTS: Final = 5
+JOIN_ATTEMPTS: Final = 20
+JOIN_PAUSE_S: Final = 0.25
 TRANSIENT: Final = (OSError, lmdb.Error, ReplicaDamaged, SegmentMissing)
 
 
@@ -65,12 +61,12 @@ def run_slot(place: Place, index: int) -> None:
     log = structlog.get_logger().bind(job=place.job_id, index=index)
     started, ended_well = time.monotonic(), False
     try:
-        with Api(place.api_url, place.api_key) as api, Pulse(place) as pulse:
+        with Api(place.api_url, place.api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
             while _live_once(api, place, index, pulse):
                 pass
         ended_well = True
-    except Refused as error:
-        log.error("slot_refused", error=str(error))
+    except Refused:
+        log.exception("slot_refused")
         ended_well = True
     finally:
         if not ended_well:  # Spark starts it again at once: not in a tight loop
@@ -93,89 +89,27 @@ def _live_once(api: Api, place: Place, index: int, pulse: Pulse) -> bool:
 
 
 def _join(api: Api, place: Place, index: int, pulse: Pulse) -> JoinedSlot | None:
-    """None: the job wants no slots here. An instance that is gone may be about to join again."""
-    for _ in range(20):
+    """None: the job wants no slot here. An instance that is gone may be about to join again."""
+    for _ in range(JOIN_ATTEMPTS):
         try:
             return api.join_slot(place.instance_id, slot_id=uuid.uuid4().hex, job_id=place.job_id, index=index)
         except Unreachable:
-            pass
+            pass  # asked for long enough already
         except Refused as error:
+            if error.status not in {404, 409, 410}:
+                raise
             if error.status != 410:
                 return None
         pulse.beat()
-        time.sleep(0.25)
+        time.sleep(JOIN_PAUSE_S)
     return None
-
-
-class Pulse:
-    """Signs of life: a file for the driver on this machine, a timer that ends this process when there are none.
-
-    The file's name is the attempt of the Spark task, so that the driver can have Spark kill it.
-    """
-
-    def __init__(self, place: Place) -> None:
-        context = TaskContext.get()
-        attempt = context.taskAttemptId() if context else os.getpid()
-        self._file = pulses_of(place.replica_dir, place.instance_id) / str(attempt)
-        self.last_s = time.monotonic()
-        self._armed_s = 0.0
-
-    def __enter__(self) -> Self:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.touch()
-        self.beat()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
-        self._file.unlink(missing_ok=True)
-
-    def beat(self) -> None:
-        """The loop moved."""
-        self.last_s = time.monotonic()
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._file)
-        if self.last_s - self._armed_s > 1.0:
-            self._armed_s = self.last_s
-            faulthandler.dump_traceback_later(BUSY_LIMIT_S * 2, exit=True)  # shows where it hangs, needs no GIL
-
-
-def pulses_of(replica_dir: Path, instance_id: str) -> Path:
-    """The folder where slots of an instance leave their signs of life."""
-    return replica_dir / instance_id / "pulses"
-
-
-class LeaseKeeper:
-    """A thread that renews the lease while the slot's loop is in a long batch."""
-
-    def __init__(self, renew: Callable[[], object], pulse: Pulse, lease_ms: int) -> None:
-        self._renew, self._pulse, self._every_s = renew, pulse, lease_ms / 5000
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _keep(self) -> None:
-        while not self._ended.wait(self._every_s):
-            silent_s = time.monotonic() - self._pulse.last_s
-            if self._every_s < silent_s < BUSY_LIMIT_S:
-                with contextlib.suppress(ApiError):  # the loop meets it too, and knows what to do
-                    self._renew()
 
 
 @dataclass(slots=True)
 class OwnedTask:
-    """A task that this slot owns: how to run it, its replicas, and how it fares."""
+    """A task that this slot owns: what the catalog says of it, its replicas, and how it fares."""
 
     now: AssignedTask
-    chain: Chain
-    stores: dict[str, StoreSpec]
     replicas: dict[str, Replica] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     failures: int = 0
@@ -185,6 +119,10 @@ class OwnedTask:
     @property
     def is_caught_up(self) -> bool:
         return all(self.positions.get(store, -1) >= end for store, end in self.now.changelogs.items())
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_caught_up and not self.is_waiting
 
     @property
     def is_waiting(self) -> bool:
@@ -207,13 +145,14 @@ class Slot:
         self._path = slot_path(place.instance_id, joined.slot_id)
         self._storage: Storage = open_storage(place.storage_uri)
         self._topology = Topology.from_json(joined.topology)
+        self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
         self._round_start_s = -self._interval_s
         self._has_full_batch = False
-        self._keeper = LeaseKeeper(lambda: api.commit(self._path, [], patience_s=1.0), pulse, joined.lease_ms)
+        self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
         self.log = structlog.get_logger().bind(job=joined.job_name, slot=joined.slot_id)
 
     def __enter__(self) -> Self:
@@ -228,7 +167,7 @@ class Slot:
 
     def turn(self) -> bool:
         """Ask what to do and do it once; False after leaving. Raises Gone when the slot is not there any more."""
-        time.sleep(min(self._pause_s(), MAX_PAUSE_S))
+        time.sleep(self._pause_s())
         try:
             answer = self._api.poll(self._path, self._held(), self._wait_ms())
             if answer.directive == "leave":
@@ -260,11 +199,14 @@ class Slot:
         return 0 if is_restoring else self._joined.lease_ms
 
     def _pause_s(self) -> float:
-        """What is left of the commit interval under load, or until a task that failed is tried again."""
-        now = time.monotonic()
-        interval_s = 0.0 if self._has_full_batch else self._round_start_s + self._interval_s - now
-        retries = [task.not_before_s - now for task in self._tasks.values() if not task.has_failed]
-        return max(0.0, interval_s, min((wait for wait in retries if wait > 0), default=0.0))
+        """What is left of the commit interval, but none while a full batch waits; a moment where only what failed
+        could run.
+        """
+        if self._has_full_batch:
+            return 0.0
+        with_work = [task for task in self._tasks.values() if task.now.work]
+        least_s = MAX_PAUSE_S if with_work and all(task.is_waiting for task in with_work) else 0.0
+        return min(max(self._interval_left_s(), least_s), MAX_PAUSE_S)
 
     def _take(self, assigned: Iterable[AssignedTask]) -> None:
         """Own exactly what the answer says, under the epochs that it says."""
@@ -276,12 +218,7 @@ class Slot:
             if task_id in self._tasks:
                 self._tasks[task_id].now = now
             else:
-                self._tasks[task_id] = self._begin(now)
-
-    def _begin(self, now: AssignedTask) -> OwnedTask:
-        part: SubTopology = self._topology.sub_topologies[now.sub_topology]
-        chain = Chain(part, self._joined.spec["on_error"])
-        return OwnedTask(now, chain, {store.name: store for store in part.stores()})
+                self._tasks[task_id] = OwnedTask(now)
 
     def _leave(self) -> bool:
         """Give the tasks up after their replicas are closed: the next owner, here, may open them."""
@@ -292,6 +229,11 @@ class Slot:
             self._api.leave_slot(self._path)
         self.log.info("slot_left")
         return False
+
+    def _renew(self) -> None:
+        """Keep the lease, from another thread; where that fails the loop meets the reason itself."""
+        with contextlib.suppress(ApiError):
+            self._api.commit(self._path, [], patience_s=1.0)
 
     # ------------------------------------------------------------ restore
 
@@ -309,62 +251,72 @@ class Slot:
                         break
 
     def _open(self, task: OwnedTask) -> None:
-        for name, store in task.stores.items():
-            if name in task.replicas:
+        for store in self._topology.sub_topologies[task.now.sub_topology].stores():
+            if store.name in task.replicas:
                 continue
-            store_id, partition = self._joined.stores[name].id, task.now.partition
-            path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, partition)
-            end = task.now.changelogs[name]
-            replica = Replica.open(path, store, store_id, self._joined.lineage, end)
-            task.replicas[name], task.positions[name] = replica, replica.position
+            store_id = self._joined.stores[store.name].id
+            path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, task.now.partition)
+            replica = Replica.open(path, store, store_id, self._joined.lineage, task.now.changelogs[store.name])
+            task.replicas[store.name], task.positions[store.name] = replica, replica.position
 
     def _restore_slice(self, task: OwnedTask) -> None:
         for name, end in task.now.changelogs.items():
-            if task.positions[name] >= end:
+            since = task.positions[name]
+            if since >= end:
                 continue
-            stream = self._joined.stores[name].changelog
-            found = self._api.find_chunks(self._path, stream, task.now.partition, task.positions[name], RESTORE_RECORDS)
-            task.positions[name] = replay(task.replicas[name], self._storage, found.chunks) if found.chunks else end
+            changelog = self._joined.stores[name].changelog
+            found = self._api.find_chunks(self._path, changelog, task.now.partition, since, RESTORE_RECORDS)
+            reached = replay(task.replicas[name], self._storage, found.chunks, since)
+            task.positions[name] = reached if found.chunks else end  # offsets that no chunk holds carry no changes
 
     # ------------------------------------------------------------ run
 
     def _run_round(self) -> None:
         """Run every task that has work, then commit; a long round commits in between."""
-        ready = [task for task in self._tasks.values() if task.now.work and task.is_caught_up and not task.is_waiting]
-        self._has_full_batch = any(self._is_full(task.now) for task in ready)
-        if not ready or (not self._has_full_batch and self._pause_s() > 0):
+        ready = [(task, task.now.work) for task in self._tasks.values() if task.now.work and task.is_ready]
+        self._has_full_batch = any(self._is_full(work) for _, work in ready)
+        if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
             return
-        self._round_start_s = commit_start_s = time.monotonic()
+        self._round_start_s = since_s = time.monotonic()
         written: list[_Written] = []
-        for task in ready:
+        for task, work in ready:
             self._pulse.beat()
             with self._border(task):
-                written.append(self._run_task(task))
-            if time.monotonic() - commit_start_s > ROUND_S:
+                written.append(self._run_task(task, work))
+            if time.monotonic() - since_s > ROUND_S:
                 self._commit(written)
-                written, commit_start_s = [], time.monotonic()
+                written, since_s = [], time.monotonic()
         self._commit(written)
         if len(self._spare) < SPARE_SEGMENTS:
             self._spare += self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
 
-    def _is_full(self, now: AssignedTask) -> bool:
-        return now.work is not None and now.work.end - now.work.start >= self._joined.spec["max_batch_records"]
+    def _interval_left_s(self) -> float:
+        left_s: float = self._round_start_s + self._interval_s - time.monotonic()
+        return left_s
 
-    def _run_task(self, task: OwnedTask) -> _Written:
+    def _is_full(self, work: Work) -> bool:
+        return work.end - work.start >= int(self._joined.spec["max_batch_records"])
+
+    def _run_task(self, task: OwnedTask, work: Work) -> _Written:
         """Run one batch and write its segment; nobody sees it before the commit."""
-        assert task.now.work is not None
-        batch = read_batch(self._storage, task.now.work, task.now.skips)
+        batch = read_batch(self._storage, work, task.now.skips)
         with ExitStack() as views:
             states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
-            done = run_batch(task.now, task.chain, batch, states, self._routes)
-        segment_id = path = ""
-        if done.segment is not None:
-            if not self._spare:
-                self._spare = self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
-            segment_id, path = self._spare.pop()
-            self._storage.write(path, done.segment)
-            done.commit["segment"] = described(done.segment, segment_id)
+            done = run_batch(task.now, self._chain_of(task.now.sub_topology), batch, states, self._routes)
+        if done.segment is None:
+            return _Written(task, done)
+        if not self._spare:
+            self._spare = self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
+        segment_id, path = self._spare.pop()
+        self._storage.write(path, done.segment)
+        done.commit["segment"] = described(done.segment, segment_id)
         return _Written(task, done, segment_id, path)
+
+    def _chain_of(self, sub_topology: int) -> Chain:
+        if sub_topology not in self._chains:
+            part = self._topology.sub_topologies[sub_topology]
+            self._chains[sub_topology] = Chain(part, self._joined.spec["on_error"])
+        return self._chains[sub_topology]
 
     def _commit(self, written: list[_Written]) -> None:
         """Publish, then replay what was accepted. Repeated with the same ids until answered."""
@@ -380,12 +332,12 @@ class Slot:
                 self.log.warning("commit_refused", task=each.task.now.name, reason=verdict.reason)
 
     def _replay(self, written: _Written, verdict: Verdict) -> None:
-        task, done = written.task, written.done
+        """The committed changes, as a restore would read them; since the poll nobody else could commit any."""
+        task = written.task
         task.failures = 0
-        for store, index in done.changelogs.items():
-            first = verdict.first_offsets[index]
-            chunk = published_chunk(done, index, segment_id=written.segment_id, path=written.path, first_offset=first)
-            task.positions[store] = replay(task.replicas[store], self._storage, [chunk])
+        for store, index in written.done.changelogs.items():
+            chunk = written.chunk(index, verdict.first_offsets[index])
+            task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
 
     # ------------------------------------------------------------ failures
 
@@ -409,34 +361,37 @@ class Slot:
         if may_pass:
             task.not_before_s = time.monotonic() + 0.1 * 2**task.failures
             return
+        problem = self._problem(task, error)
+        with contextlib.suppress(Refused):  # the task is somebody else's by now
+            self._api.fail_task(self._path, task_id=task.now.id, epoch=task.now.epoch, error=problem)
         task.has_failed = True
-        with contextlib.suppress(Refused):  # it is somebody else's by now
-            self._api.fail_task(self._path, task_id=task.now.id, epoch=task.now.epoch, error=self._problem(task, error))
 
     def _problem(self, task: OwnedTask, error: Exception) -> Json:
         """An error as the job shows it: what, and at which record of which partition."""
-        place: dict[str, Any] = {}
+        place: Json = {}
         if task.now.work is not None:
             names = {stream.id: name for name, stream in self._joined.streams.items()}
             place = {"stream": names.get(task.now.work.stream_id), "partition": task.now.work.partition}
         if isinstance(error, ExpressionFailed):
-            return {
-                "code": error.code,
-                "operator": error.operator,
-                "offset": error.offset,
-                "detail": error.detail,
-            } | place
+            place |= {"operator": error.operator, "offset": error.offset}
+            return {"code": error.code, "detail": error.detail, **place}
         if isinstance(error, SegmentUnreadable):
-            return {"code": error.code, "detail": str(error)} | place
+            return {"code": error.code, "detail": str(error), **place}
         code = "io_failed" if isinstance(error, TRANSIENT) else "internal_error"
-        return {"code": code, "detail": f"{type(error).__name__}: {error}"} | place
+        return {"code": code, "detail": f"{type(error).__name__}: {error}", **place}
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A batch whose segment is written and waits for its commit."""
+    """A batch whose segment, if it has one, is written and waits for its commit."""
 
     task: OwnedTask
     done: Done
-    segment_id: str
-    path: str
+    segment_id: str = ""
+    path: str = ""
+
+    def chunk(self, index: int, first_offset: int) -> Chunk:
+        """Chunk `index` of the segment once it is published at `first_offset`, as any reader is told of it."""
+        meta = self.done.commit["segment"]["chunks"][index]
+        where = {name: meta[name] for name in ("byte_offset", "byte_length", "crc32", "records")}
+        return Chunk(path=self.path, segment=self.segment_id, index=index, first_offset=first_offset, **where)

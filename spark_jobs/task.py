@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from service.storage.segments import EncodedSegment, Storage, encode_segment
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import RECORD_SCHEMA, Chunk, Dropped, StateReader, as_task_batch
+from service.streams.records import Chunk, Dropped, StateReader, as_task_batch
 from service.streams.topology.chain import Chain, ChainResult
 from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
 
@@ -51,10 +51,6 @@ class Done:
     segment: EncodedSegment | None
     changelogs: dict[str, int]  # store name → its chunk in the segment
     commit: Json
-
-    @property
-    def commit_id(self) -> str:
-        return str(self.commit["commit_id"])
 
 
 def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()) -> Batch:
@@ -97,22 +93,6 @@ def run_batch(
     }
     changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
     return Done(segment, changelogs, _commit(task, batch, counters, result.stream_time))
-
-
-def published_chunk(done: Done, index: int, *, segment_id: str, path: str, first_offset: int) -> Chunk:
-    """Chunk `index` of a segment that was committed, as any reader would be told of it."""
-    assert done.segment is not None
-    meta = done.segment.chunks[index]
-    return Chunk(
-        path=path,
-        segment=segment_id,
-        index=index,
-        byte_offset=meta.byte_offset,
-        byte_length=meta.byte_length,
-        crc32=meta.crc32,
-        first_offset=first_offset,
-        records=meta.records,
-    )
 
 
 def described(segment: EncodedSegment, segment_id: str) -> Json:
@@ -178,15 +158,3 @@ def _commit(task: AssignedTask, batch: Batch, counters: Json, stream_time: int) 
         "counters": counters,
         "stream_time": stream_time,
     }
-
-
-__all__ = [
-    "RECORD_SCHEMA",
-    "Batch",
-    "Done",
-    "Routes",
-    "described",
-    "published_chunk",
-    "read_batch",
-    "run_batch",
-]

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from service.catalog.engine import Catalog, upgrade
 from tests import services
+
+settings.register_profile("millrace", deadline=None)  # a busy machine is not a failing example
+settings.load_profile("millrace")
 
 NAMES = count()
 DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
@@ -67,7 +71,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server: str = request.getfixturevalue("postgres_server")
     template: str = request.getfixturevalue("migrated_postgres")
     name = f"test_{next(NAMES)}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     yield f"{server}/{name}"
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -87,10 +87,12 @@ def identity_of(operator: Record) -> Expression:
     return pair
 
 
-def run(operators: list[Record], records: Iterable[Record]) -> list[Record]:
+def run(operators: list[Record], records: Iterable[Record], *, drop_failing: bool = False) -> list[Record]:
     """The outputs of a chain of operators, one after another, over all records."""
     flow = [{"window": None, **record} for record in records]
     for operator in operators:
+        if drop_failing:
+            flow = [record for record in flow if not _fails(operator, record)]
         flow = _STEPS[operator["op"]](operator, flow)
     return flow
 
@@ -108,6 +110,18 @@ def murmur2(data: bytes) -> int:
     h = (h ^ (h >> 13)) * m & 0xFFFFFFFF
     h ^= h >> 15
     return h - (1 << 32) if h >> 31 else h
+
+
+def _fails(operator: Record, record: Record) -> bool:
+    """Whether an expression of the operator can not be evaluated for the record."""
+    texts = [operator.get(field) for field in ("where", "key", "id")] + list(operator.get("select", {}).values())
+    try:
+        for text in texts:
+            if text is not None:
+                EXPRESSIONS[text](record)
+    except ValueError:
+        return True
+    return False
 
 
 def _filter(operator: Record, flow: list[Record]) -> list[Record]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import httpx
 import uvloop
+from fastapi import FastAPI
 
 from service import embedded
 from service.app import create_app
 from service.auth import ROLES
 from service.catalog import keys
 from service.catalog.engine import Catalog
+from service.notify import Hub
 from service.settings import Settings
 
 
@@ -32,7 +34,14 @@ class Serving:
     settings: Settings
     catalog: Catalog
     secrets: dict[str, str]
+    app: FastAPI
     opened: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def hub(self) -> Hub:
+        """Where the service's long polls sleep."""
+        hub: Hub = self.app.state.hub
+        return hub
 
     def client(self, role: str | None = "admin", **headers: str) -> httpx.Client:
         """A client with the key of a role, or without one; closed with the service."""
@@ -49,7 +58,8 @@ def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Servin
     secrets = {role: catalog.write(keys.create_key, role, role)[1] for role in ROLES}
     listener = embedded.listen("127.0.0.1", 0)
     loop = uvloop.new_event_loop()
-    server = embedded.Server(create_app(chosen))
+    app = create_app(chosen)
+    server = embedded.Server(app)
     is_up = threading.Event()
 
     async def run() -> None:
@@ -64,7 +74,7 @@ def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Servin
         assert is_up.wait(30)
         assert server.started
         with ExitStack() as opened:
-            yield Serving(embedded.url_of(listener), chosen, catalog, secrets, opened)
+            yield Serving(embedded.url_of(listener), chosen, catalog, secrets, app, opened)
     finally:
         server.should_exit = True
         thread.join(30)

@@ -54,12 +54,19 @@ async def read_struct(request: Request, decoder: "msgspec.json.Decoder[Struct]")
     body = await json_bytes(request)
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        detail, _, path = str(error).partition(" - at `$")
-        pointer = path.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
-        raise ProblemError(422, "invalid_request", detail, [{"pointer": pointer, "detail": detail}]) from error
     except msgspec.DecodeError as error:
-        raise ProblemError(400, "malformed_json", f"the body is not JSON: {error}") from error
+        raise _invalid(body, str(error)) from error
+
+
+def _invalid(body: bytes, message: str) -> ProblemError:
+    """msgspec reports the first fault it meets; that of a body which is no JSON further on is another."""
+    try:
+        msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        return ProblemError(400, "malformed_json", f"the body is not JSON: {error}")
+    detail, _, path = message.partition(" - at `$")
+    pointer = path.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
+    return ProblemError(422, "invalid_request", detail, [{"pointer": pointer, "detail": detail}])
 
 
 async def json_bytes(request: Request) -> bytes:

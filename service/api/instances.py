@@ -64,9 +64,10 @@ class HeartbeatRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An instance says that it goes."""
+    """An instance says that it goes; with `drain` its slots are told to commit and leave first."""
 
     incarnation: Id
+    drain: bool = False
 
 
 class SlotRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -186,7 +187,7 @@ class InstanceView(BaseModel):
 
     id: str
     name: str
-    state: Literal["live", "gone"]
+    state: Literal["live", "leaving", "gone"]
     incarnation: str
     host: str
     cores: int
@@ -296,10 +297,10 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
     "/v1/instances/{instance:name}:leave", status_code=204, responses=PROTOCOL, openapi_extra=takes(LeaveRequest)
 )
 async def leave_instance(request: Request, instance: str, _: Instance) -> Response:
-    """Leave with all slots."""
+    """Leave with all slots, or begin to: a draining instance leaves once more when its slots have left."""
     body = await read_struct(request, LEAVE)
-    write = request.state.catalog.write
-    await run_in_threadpool(write, coordinator.leave_instance, instance, incarnation=body.incarnation)
+    told, write = msgspec.structs.asdict(body), request.state.catalog.write
+    await run_in_threadpool(write, coordinator.leave_instance, instance, **told)
     return Response(status_code=204)
 
 

@@ -4,7 +4,7 @@ Knows the shapes of contract.md. Refuses to know states and their order (`servic
 specification means (`service.streams.topology`).
 """
 
-import asyncio
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -33,6 +33,7 @@ from service.streams.topology.spec import JobSpec
 
 router = APIRouter(tags=["jobs"])
 
+ENDED = frozenset({jobs.FAILED, jobs.STOPPED})  # nothing more comes
 LOOK_AGAIN_S = 1.0  # at least this often while waiting, should a wake-up of another process be lost
 EXAMPLE = {
     "name": "unique_clicks",
@@ -199,18 +200,9 @@ async def get_job(
     timeout_ms: Annotated[int, Query(ge=0, le=60_000)] = 10_000,
 ) -> Response:
     """Show a job; with `wait=caught_up`, when it is caught up, failed or stopped, or `timeout_ms` has passed."""
-    catalog, hub = request.state.catalog, request.state.hub
-    seen = hub.seen
-    view = await run_in_threadpool(catalog.read, _view_of, job)
-    until = asyncio.get_running_loop().time() + timeout_ms / 1000
-    while wait and not (view["caught_up"] or view["state"] in ("failed", "stopped")):
-        left = until - asyncio.get_running_loop().time()
-        if left <= 0 or hub.is_closed:
-            break
-        await hub.wait([progress_topic(view["id"])], seen, min(left, LOOK_AGAIN_S))
-        seen = hub.seen
-        view = await run_in_threadpool(catalog.read, _view_of, job)
-    return tagged(request, view)
+    if wait:
+        await _until_settled(request, job, timeout_ms)
+    return tagged(request, await run_in_threadpool(request.state.catalog.read, _view_of, job))
 
 
 @router.get(
@@ -301,7 +293,24 @@ def delete_job(request: Request, job: str, _: Writer) -> Response:
     return Response(status_code=204)
 
 
+async def _until_settled(request: Request, job: str, timeout_ms: int) -> None:
+    catalog, hub = request.state.catalog, request.state.hub
+    until = time.monotonic() + timeout_ms / 1000
+    while True:
+        seen = hub.seen
+        job_id, is_settled = await run_in_threadpool(catalog.read, _is_settled, job)
+        left = until - time.monotonic()
+        if is_settled or left <= 0 or hub.is_closed:
+            return
+        await hub.wait([progress_topic(job_id)], seen, min(left, LOOK_AGAIN_S))
+
+
 # ---------------------------------------------------------------- in a transaction
+
+
+def _is_settled(s: Session, name: str) -> tuple[str, bool]:
+    job = jobs.get_job(s, name)
+    return job.id, job.state in ENDED or jobs.is_caught_up(s, job.id)
 
 
 def _compile(s: Session, spec: JobSpec) -> Topology:

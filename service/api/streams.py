@@ -211,6 +211,8 @@ async def create_stream(request: Request, _: Writer) -> Response:
 @router.get("/v1/streams", responses={200: {"model": Page[StreamView]}, **declared(401, 403, 422)})
 def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List streams by name, internal ones included."""
+    if cursor is not None and not re.fullmatch(NAME, cursor):
+        raise ProblemError(422, "invalid_cursor", "the cursor is not the `next` of a page of streams")
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 
 
@@ -247,7 +249,7 @@ def delete_stream(request: Request, stream: Named, _: Writer) -> Response:
 
 @router.post(
     "/v1/streams/{stream:name}/records",
-    responses={200: {"model": Appended}, **declared(401, 403, 404, 409, 413, 415, 422, 429, 503)},
+    responses={200: {"model": Appended}, **declared(400, 401, 403, 404, 409, 413, 415, 422, 429, 503)},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -266,6 +268,7 @@ async def append_records(
     idempotency_key: Annotated[
         str | None,
         Header(
+            alias="Idempotency-Key",
             min_length=1,
             max_length=255,
             description="The same key and body again, within 24 h: appended once, answered the same.",

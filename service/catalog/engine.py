@@ -27,10 +27,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import BigInteger, ColumnElement, Engine, cast, create_engine, event, func, literal, select
+from sqlalchemy import BigInteger, Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.functions import FunctionElement
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from service.catalog.tables import Meta, new_id
@@ -72,18 +74,30 @@ def is_sqlite(session: Session) -> bool:
     return session.get_bind().dialect.name == "sqlite"
 
 
-def now_column(session: Session) -> ColumnElement[int]:
-    """The database's clock in ms, to select beside other columns. SQLite lives in this process, so does its clock."""
-    if is_sqlite(session):
-        return literal(time.time_ns() // 1_000_000, BigInteger)
-    return cast(func.extract("epoch", func.clock_timestamp()) * 1000, BigInteger)
+class Now(FunctionElement[int]):
+    """The database's clock in ms, to be used in a statement beside its columns."""
+
+    name = "now_ms"
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(Now, "postgresql")
+def _postgres_now(_element: Now, _compiler: object, **_: object) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(Now, "sqlite")
+def _sqlite_now(_element: Now, _compiler: object, **_: object) -> str:
+    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 
 
 def now_ms(session: Session) -> int:
-    """The database's clock, in ms."""
-    if is_sqlite(session):
-        return time.time_ns() // 1_000_000
-    return session.scalars(select(now_column(session))).one()
+    """The database's clock, in ms; SQLite's is that of this process."""
+    return time.time_ns() // 1_000_000 if is_sqlite(session) else session.scalars(_NOW).one()
+
+
+_NOW = select(Now())
 
 
 class Catalog:

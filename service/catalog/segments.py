@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, delete, exists, insert, select, tuple_, update
+from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms, stream_topic, wake
@@ -34,6 +34,19 @@ CHUNK_COLUMNS = (
     ChunkRow.first_offset,
     ChunkRow.records,
 )  # in the order of Chunk's fields
+
+
+_CHUNKS = (
+    select(*CHUNK_COLUMNS)
+    .join(Segment, Segment.id == ChunkRow.segment_id)
+    .where(ChunkRow.stream_id == bindparam("stream_id"), ChunkRow.partition == bindparam("partition"))
+    .where(ChunkRow.end_offset > bindparam("offset"))
+    .order_by(ChunkRow.end_offset)
+    .limit(CHUNKS_AT_ONCE)
+)
+_BOUNDS = select(Partition.start_offset, Partition.end_offset).where(
+    Partition.stream_id == bindparam("stream_id"), Partition.partition == bindparam("partition")
+)
 
 
 class Published(NamedTuple):
@@ -161,11 +174,7 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
     The first one may begin before `offset`. No chunk: nothing is there yet, or `offset` lies beyond the end. An
     `offset` below `start_offset` is answered from the start: the caller judges. Raises UnknownPartition.
     """
-    bounds = s.execute(
-        select(Partition.start_offset, Partition.end_offset).where(
-            Partition.stream_id == stream_id, Partition.partition == partition
-        )
-    ).one_or_none()
+    bounds = s.execute(_BOUNDS, {"stream_id": stream_id, "partition": partition}).one_or_none()
     if bounds is None:
         raise UnknownPartition(f"{stream_id}/{partition}")
     chunks = [] if offset >= bounds.end_offset else _chunks(s, stream_id, partition, offset, max_records)
@@ -173,16 +182,9 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
 
 
 def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> list[Chunk]:
-    query = (
-        select(*CHUNK_COLUMNS)
-        .join(Segment, Segment.id == ChunkRow.segment_id)
-        .where(ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.end_offset > offset)
-        .order_by(ChunkRow.end_offset)
-        .limit(CHUNKS_AT_ONCE)
-    )
     found: list[Chunk] = []
     records = 0
-    for row in s.execute(query):
+    for row in s.execute(_CHUNKS, {"stream_id": stream_id, "partition": partition, "offset": offset}):
         chunk = Chunk(*row)
         found.append(chunk)
         records += chunk.records - max(0, offset - chunk.first_offset)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict, cast
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms, progress_topic, wake
@@ -97,7 +97,8 @@ class Assigned:
 
     @property
     def input_with_work(self) -> Input | None:
-        return next((at for at in self.inputs if at.position < at.end), None)
+        """The input to read next; one whose next record is gone has none."""
+        return next((at for at in self.inputs if at.start <= at.position < at.end), None)
 
 
 _TASK = (Task.id, Task.name, Task.sub_topology, Task.partition, Task.epoch, Task.version, Task.target_slot_id)
@@ -110,6 +111,7 @@ _OWNED = (
         Partition,
         (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
     )
+    .where(Task.slot_id == bindparam("slot_id"))
     .order_by(Task.sub_topology, Task.partition, TaskPosition.stream_id)
 )
 _CHANGELOGS = (
@@ -119,13 +121,14 @@ _CHANGELOGS = (
         Partition,
         (Partition.stream_id == Store.changelog_stream_id) & (Partition.partition == Task.partition),
     )
+    .where(Task.slot_id == bindparam("slot_id"))
 )
 
 
 def assigned_to(s: Session, slot_id: str) -> list[Assigned]:
     """The tasks of a slot with their inputs; one query."""
     tasks: dict[str, Assigned] = {}
-    for i, name, sub, p, epoch, version, target, applied, *at in s.execute(_OWNED.where(Task.slot_id == slot_id)):
+    for i, name, sub, p, epoch, version, target, applied, *at in s.execute(_OWNED, {"slot_id": slot_id}):
         if i not in tasks:
             tasks[i] = Assigned(i, name, sub, p, epoch, version, target, applied, [])
         tasks[i].inputs.append(Input(*at))
@@ -137,7 +140,7 @@ def describe(
 ) -> list[Json]:
     """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none."""
     changelogs: dict[str, Json] = {task.id: {} for task in tasks}
-    for task_id, name, stream_id, partition, end in s.execute(_CHANGELOGS.where(Task.slot_id == slot_id)):
+    for task_id, name, stream_id, partition, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
         if task_id in changelogs:
             changelogs[task_id][name] = {"stream_id": stream_id, "partition": partition, "end": end}
     return [

@@ -70,7 +70,7 @@ class Chunk(NamedTuple):
 
     path: str
     segment: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     byte_offset: int
     byte_length: int
     crc32: int

@@ -31,8 +31,7 @@ class Breakable:
 
     def restart_when_dead(self) -> None:
         """The service was killed: wait for its end, then start it again on the same data."""
-        self.running.process.wait(30)
-        self.running.client.close()
+        self.running.ended(30)
         self.running.start()
 
     def processes(self, name: str) -> list[psutil.Process]:

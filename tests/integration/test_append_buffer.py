@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -239,7 +240,7 @@ def test_publishing_the_same_segment_again_gives_the_first_answers(
     """What happens when a commit counted and its confirmation was lost: the transaction runs again."""
     answers: list[list[Answer]] = []
 
-    def twice(*arguments: object) -> list[Answer]:
+    def twice(*arguments: Any) -> list[Answer]:
         answers.extend(write(publish_group, *arguments[1:]) for _ in range(2))
         return answers[-1]
 

@@ -25,6 +25,16 @@ def api(service: Serving) -> httpx.Client:
     return service.client("writer")
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[httpx.Client]:
+    """A service for tests that leave nothing behind: what they send is refused, or kept nowhere."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    with serving(folder, f"sqlite:///{folder}/catalog.db", max_json_bytes=20_000) as running:
+        running.client().post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
+        yield running.client("writer")
+
+
 def test_a_job_is_made_once_and_an_equal_body_finds_it(api: httpx.Client) -> None:
     made = api.post("/v1/jobs", json=JOB)
     assert made.status_code == 201, made.text
@@ -60,11 +70,11 @@ def test_what_belongs_to_a_job_is_made_with_it(api: httpx.Client) -> None:
     assert len(streams["visits-once-changelog"]["partitions"]) == 2
 
 
-def test_validating_compiles_and_keeps_nothing(api: httpx.Client) -> None:
-    compiled = api.post("/v1/jobs:validate", json=JOB).json()
+def test_validating_compiles_and_keeps_nothing(refusing: httpx.Client) -> None:
+    compiled = refusing.post("/v1/jobs:validate", json=JOB).json()
     assert compiled["topology"]["sub_topologies"][0]["partitions"] == 2
     assert compiled["spec"]["acceptable_recovery_lag"] == 10_000
-    assert api.get("/v1/jobs").json() == {"items": [], "next": None}
+    assert refusing.get("/v1/jobs").json() == {"items": [], "next": None}
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs:validate"])
@@ -83,21 +93,21 @@ def test_validating_compiles_and_keeps_nothing(api: httpx.Client) -> None:
     ],
 )
 def test_a_job_that_can_not_be_is_refused_with_a_pointer(
-    api: httpx.Client, path: str, change: dict[str, Any], pointer: str
+    refusing: httpx.Client, path: str, change: dict[str, Any], pointer: str
 ) -> None:
-    answer = api.post(path, json={**JOB, **change})
+    answer = refusing.post(path, json={**JOB, **change})
     assert answer.status_code == 422, answer.text
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert pointer in [item["pointer"] for item in answer.json()["errors"]]
 
 
-def test_bodies_that_are_no_jobs_are_told_apart(api: httpx.Client) -> None:
+def test_bodies_that_are_no_jobs_are_told_apart(refusing: httpx.Client) -> None:
     json_type = {"Content-Type": "application/json"}
-    assert api.post("/v1/jobs", content=b'{"name":', headers=json_type).status_code == 400
-    assert api.post("/v1/jobs", content=b"", headers=json_type).status_code == 400
-    assert api.post("/v1/jobs", content=b"name: visits", headers={"Content-Type": "text/yaml"}).status_code == 415
-    assert api.post("/v1/jobs", json=[JOB]).status_code == 422
-    assert api.post("/v1/jobs", json={**JOB, "name": "x" * 30_000}).status_code == 413
+    assert refusing.post("/v1/jobs", content=b'{"name":', headers=json_type).status_code == 400
+    assert refusing.post("/v1/jobs", content=b"", headers=json_type).status_code == 400
+    assert refusing.post("/v1/jobs", content=b"name: visits", headers={"Content-Type": "text/yaml"}).status_code == 415
+    assert refusing.post("/v1/jobs", json=[JOB]).status_code == 422
+    assert refusing.post("/v1/jobs", json={**JOB, "name": "x" * 30_000}).status_code == 413
 
 
 def test_jobs_are_listed_by_name_page_by_page(api: httpx.Client) -> None:
@@ -110,8 +120,8 @@ def test_jobs_are_listed_by_name_page_by_page(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "many"])
-def test_a_page_has_a_decent_size(api: httpx.Client, limit: str) -> None:
-    answer = api.get("/v1/jobs", params={"limit": limit})
+def test_a_page_has_a_decent_size(refusing: httpx.Client, limit: str) -> None:
+    answer = refusing.get("/v1/jobs", params={"limit": limit})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "?limit"
 
@@ -132,8 +142,8 @@ def test_a_page_has_a_decent_size(api: httpx.Client, limit: str) -> None:
         ("DELETE", ""),
     ],
 )
-def test_a_job_that_is_not_there_is_404(api: httpx.Client, method: str, path: str) -> None:
-    answer = api.request(method, f"/v1/jobs/nobody{path}")
+def test_a_job_that_is_not_there_is_404(refusing: httpx.Client, method: str, path: str) -> None:
+    answer = refusing.request(method, f"/v1/jobs/nobody{path}")
     assert answer.status_code == 404
     assert answer.json()["code"] == "unknown_job"
 
@@ -259,16 +269,16 @@ def test_only_a_failed_job_skips_and_only_a_record_with_an_offset(service: Servi
         assert answer.json()["errors"][0]["pointer"] == pointer
 
 
-def test_simulating_needs_no_stream_and_keeps_nothing(api: httpx.Client) -> None:
+def test_simulating_needs_no_stream_and_keeps_nothing(refusing: httpx.Client) -> None:
     body = {
         "job": {"operators": [ONCE]},
         "records": [{"key": "u", "value": {"id": x}, "timestamp": t} for t, x in enumerate("aabab")],
         "batch_records": 2,
     }
-    answer = api.post("/v1/jobs:simulate", json=body)
+    answer = refusing.post("/v1/jobs:simulate", json=body)
     assert answer.status_code == 200, answer.text
     assert [record["value"]["id"] for record in answer.json()["outputs"]] == ["a", "b"]
-    assert api.get("/v1/jobs").json()["items"] == []
+    assert refusing.get("/v1/jobs").json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -281,8 +291,8 @@ def test_simulating_needs_no_stream_and_keeps_nothing(api: httpx.Client) -> None
     ],
 )
 def test_a_simulation_that_can_not_be_is_refused_with_a_pointer(
-    api: httpx.Client, body: dict[str, Any], pointer: str
+    refusing: httpx.Client, body: dict[str, Any], pointer: str
 ) -> None:
-    answer = api.post("/v1/jobs:simulate", json=body)
+    answer = refusing.post("/v1/jobs:simulate", json=body)
     assert answer.status_code == 422
     assert pointer in [item["pointer"] for item in answer.json()["errors"]]

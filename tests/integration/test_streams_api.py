@@ -164,6 +164,11 @@ def test_streams_are_listed_by_name_page_by_page(service: Serving, writer: httpx
     assert [name for name in found if name.startswith("listed-")] == names
 
 
+@pytest.mark.parametrize("cursor", ["%00", "Nothing", "a b"])
+def test_a_cursor_that_no_page_gave_is_refused(writer: httpx.Client, cursor: str) -> None:
+    refused(writer.get(f"/v1/streams?cursor={cursor}"), 422, "invalid_cursor")
+
+
 @pytest.mark.parametrize("limit", ["0", "-1", "1001", "x"])
 def test_a_page_has_bounds(writer: httpx.Client, limit: str) -> None:
     assert refused(writer.get("/v1/streams", params={"limit": limit}), 422, "invalid_request") == ["?limit"]

@@ -41,3 +41,9 @@ def test_a_replay_from_any_commit_continues_as_if_nothing_had_happened(operators
         restored.replay(changes)
     assert run_all(restored, batches[crash:]) == list(itertools.chain(*expected[crash:]))
     assert restored.states == undisturbed.states
+
+
+@given(strategies.chains(), strategies.record_lists(failing=True), strategies.batch_sizes)
+def test_records_whose_expressions_fail_drop_out_before_their_operator(operators, records, sizes):
+    task = Task(job(operators), on_error="drop")
+    assert run_all(task, cut(records, sizes)) == naive.run(operators, records, drop_failing=True)

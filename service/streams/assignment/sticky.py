@@ -44,13 +44,24 @@ def assign(members: Sequence[Member], tasks: Sequence[TaskToAssign]) -> dict[str
     process_of = {member.id: member.process for member in members}
     slots = Counter(process_of.values())
     had = {task.id: process_of.get(task.member or "", task.process) for task in tasks}
-    by_process = _deal(slots, tasks, had)
+    by_process = _deal(slots, _by_claim(tasks, process_of), had)
     assignment: dict[str, str] = {}
     for process in slots:
         inside = {member.id: 1 for member in members if member.process == process}
         here = [task for task in tasks if by_process[task.id] == process]
         assignment |= _deal(inside, here, {task.id: task.member for task in here})
     return assignment
+
+
+def _by_claim(tasks: Sequence[TaskToAssign], process_of: Mapping[str, str]) -> list[TaskToAssign]:
+    """Tasks with a living owner first, one of each owner in turn: what a process has to give up is then what its
+    members have too many of, or what none of them has."""
+    rank: Counter[str | None] = Counter()
+    claims = {}
+    for task in tasks:
+        claims[task.id] = (task.member not in process_of, rank[task.member])
+        rank[task.member] += 1
+    return sorted(tasks, key=lambda task: claims[task.id])
 
 
 def _deal(

@@ -96,9 +96,7 @@ _OTHERS = {
     "DATE": (),
     "TIMESTAMP": ("DATETIME",),
 }
-TYPES: dict[str, str] = {
-    alias: name for name, aliases in (_INTEGERS | _OTHERS).items() for alias in (name, *aliases)
-}
+TYPES: dict[str, str] = {alias: name for name, aliases in (_INTEGERS | _OTHERS).items() for alias in (name, *aliases)}
 
 # What a whole expression may give: DuckDB's name -> Arrow's. DECIMAL(p,s) is the one with parameters.
 RESULTS: dict[str, pa.DataType] = {

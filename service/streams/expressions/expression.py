@@ -15,7 +15,7 @@ import pyarrow as pa
 from service.streams.errors import InvalidExpression
 from service.streams.expressions.allowed import RESULTS
 from service.streams.expressions.gate import COLUMNS, admit, enclosed
-from service.streams.expressions.session import OutOfTime, Session, session
+from service.streams.expressions.session import Broken, OutOfTime, Session, session
 
 JSON = pa.json_(pa.utf8())
 _INPUT = {"key": pa.utf8(), "value": JSON, **dict.fromkeys(COLUMNS[2:], pa.int64())}
@@ -62,15 +62,28 @@ def reason(error: duckdb.Error) -> str:
 
 
 def _planned(lent: Session, text: str, schema: pa.Schema) -> pa.DataType:
-    """The type of the results, after a run over no rows."""
+    """The type of the results, for a text that DuckDB can plan."""
     try:
         kind = lent.type_of(enclosed(text), schema)
-        lent.run(enclosed(text), _empty(schema))
-    except OutOfTime as error:
-        raise InvalidExpression("takes too long to plan") from error
+        _check_casts(lent, text, schema)
+    except (OutOfTime, Broken) as error:
+        raise InvalidExpression("can not be planned") from error
     except duckdb.Error as error:
         raise InvalidExpression(reason(error)) from error
     return _arrow_type(kind)
+
+
+def _check_casts(lent: Session, text: str, schema: pa.Schema) -> None:
+    """DuckDB finds a cast that does not exist (BIGINT to DATE) only when it runs it: so it runs it once.
+
+    Any other failure on this made-up record says nothing about real ones.
+    """
+    ones = [pa.array(["1"]).cast(kind) for kind in schema.types]
+    try:
+        lent.run(enclosed(text), pa.RecordBatch.from_arrays(ones, schema=schema))
+    except duckdb.Error as error:
+        if "Unimplemented type for cast" in str(error):
+            raise
 
 
 def _arrow_type(kind: str) -> pa.DataType:

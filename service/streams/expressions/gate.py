@@ -9,14 +9,15 @@ function that is not named here is refused, also when a later DuckDB invents it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from service.streams.errors import InvalidExpression
-from service.streams.expressions.allowed import FUNCTIONS, TYPES, Function
+from service.streams.expressions.allowed import FUNCTIONS, TYPES
+from service.streams.expressions.cost import SMALL, Cost, calling, over, pick, replacing, states, value
 
 COLUMNS = ("key", "value", "timestamp", "window_start", "window_end")
 MAX_TEXT = 4_096  # characters; DuckDB's parser takes up to a second on 4,096 of the worst ("- - - …")
@@ -27,21 +28,6 @@ MAX_WORK = 2_000  # bytes that the nodes of an expression may make, together, of
 MAX_FIXED_WORK = 1 << 20  # bytes that they may make whatever the record holds
 
 Node = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a node can cost, from its text alone: the bytes of its value, and of all values below it.
-
-    Both are `per_byte` × the bytes of the record + `fixed`. `nodes` counts the nodes DuckDB will plan.
-    """
-
-    per_byte: int = 0
-    fixed: int = 0
-    work_per_byte: int = 0
-    work_fixed: int = 0
-    nodes: int = 0
-    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +142,7 @@ class _Walk:
         kind, text = node["literal"]["kind"], node["literal"]["text"]
         if kind not in {"STRING", "INTEGER", "NUMERIC", "BOOLEAN", "NULL_LITERAL"}:
             raise InvalidExpression(f"a literal of kind {kind.lower()} is not available")
-        return _value(fixed=len(text.encode()))
+        return value(fixed=len(text.encode()) if kind == "STRING" else SMALL)
 
     def column(self, node: Node, depth: int) -> Cost:
         path = node["column_names"]
@@ -166,23 +152,25 @@ class _Walk:
         if len(path) > 1 or name not in COLUMNS:
             raise InvalidExpression(f"{'.'.join(path)} is not a column; there are {', '.join(COLUMNS)}")
         self.columns.add(name)
-        return _value(per_byte=1, is_json=name == "value") if name in {"key", "value"} else _value(fixed=8)
+        return value(per_byte=1, is_json=name == "value") if name in {"key", "value"} else value(fixed=SMALL)
 
     def cast(self, node: Node, depth: int) -> Cost:
         name = _type_name(node["type_expr"])
         child = self.visit(node["child"], depth)
         if name in {"VARCHAR", "JSON"}:
-            return _over([child], child.per_byte, child.fixed + _SMALL, is_json=name == "JSON")
-        return _over([child], 0, _SMALL)
+            return over([child], child.per_byte, child.fixed + SMALL, is_json=name == "JSON")
+        return over([child], 0, SMALL)
 
     def condition(self, node: Node, depth: int) -> Cost:
         """A comparison, AND, OR, BETWEEN: its parts are fields or a list."""
-        parts = node.get("children") or [node[name] for name in ("left", "right", "input", "lower", "upper") if name in node]
-        return _over([self.visit(part, depth) for part in parts], 0, 1)
+        parts = node.get("children") or [
+            node[name] for name in ("left", "right", "input", "lower", "upper") if name in node
+        ]
+        return over([self.visit(part, depth) for part in parts], 0, SMALL)
 
     def operator(self, node: Node, depth: int) -> Cost:
         costs = [self.visit(child, depth) for child in node["children"]]
-        return _pick(costs) if node["type"] in {"OPERATOR_COALESCE", "OPERATOR_TRY"} else _over(costs, 0, 1)
+        return pick(costs) if node["type"] in {"OPERATOR_COALESCE", "OPERATOR_TRY"} else over(costs, 0, SMALL)
 
     def case(self, node: Node, depth: int) -> Cost:
         checks = node["case_checks"]
@@ -190,7 +178,7 @@ class _Walk:
             raise InvalidExpression("this kind of CASE is not available")
         conditions = [self.visit(check["when_expr"], depth) for check in checks]
         results = [self.visit(then, depth) for then in (*(check["then_expr"] for check in checks), node["else_expr"])]
-        return _pick(results, conditions)
+        return pick(results, conditions)
 
     def arrow(self, node: Node, depth: int) -> Cost:
         """`a -> b` has the shape of a lambda; without a function that takes one, it is the JSON operator."""
@@ -201,9 +189,11 @@ class _Walk:
     def function(self, node: Node, depth: int) -> Cost:
         name = node["function_name"].lower()
         if node["schema"] or node["catalog"] or len(node["qualified_name"]["path"]) != 1:
-            raise InvalidExpression(f"a function is called by its bare name, not {'.'.join(node['qualified_name']['path'])}")
+            raise InvalidExpression(
+                f"a function is called by its bare name, not {'.'.join(node['qualified_name']['path'])}"
+            )
         if name not in FUNCTIONS:
-            raise InvalidExpression(f"{name} is not available; there are {', '.join(_names())}")
+            raise InvalidExpression(_unknown(name))
         if node["filter"] or node["order_bys"]["orders"] or node["distinct"] or node["export_state"]:
             raise InvalidExpression(f"{name} is not an aggregate")
         if any(argument["name"] for argument in node["arguments"]):
@@ -216,35 +206,11 @@ class _Walk:
             _check_literal(name, arguments[place])
         costs = [self.visit(argument, depth) for argument in arguments] * function.copies
         if function.picks:
-            return _pick(costs)
-        growth, work = _growth(name, function, arguments), _regex_work(name, arguments)
-        weights = [growth * (6 if function.escapes and not cost.is_json else 1) for cost in costs]
-        per_byte = sum(w * cost.per_byte for w, cost in zip(weights, costs, strict=True))
-        fixed = sum(w * cost.fixed for w, cost in zip(weights, costs, strict=True)) + _SMALL
-        return _over(costs, per_byte, fixed, is_json=function.is_json, effort=work)
-
-
-_SMALL = 64  # bytes that any number, date, digest or boolean fits in, as a value and as text
-
-
-def _value(per_byte: int = 0, fixed: int = 0, *, is_json: bool = False) -> Cost:
-    return Cost(per_byte, fixed, per_byte, fixed, 1, is_json)
-
-
-def _over(below: Iterable[Cost], per_byte: int, fixed: int, *, is_json: bool = False, effort: int = 0) -> Cost:
-    """The cost of a node with these below it. `effort`: passes over what it reads, beyond the first."""
-    costs = list(below)
-    work_per_byte = per_byte + sum(cost.work_per_byte + effort * cost.per_byte for cost in costs)
-    work_fixed = fixed + sum(cost.work_fixed + effort * cost.fixed for cost in costs)
-    return Cost(per_byte, fixed, work_per_byte, work_fixed, 1 + sum(cost.nodes for cost in costs), is_json)
-
-
-def _pick(candidates: list[Cost], others: Iterable[Cost] = ()) -> Cost:
-    """A node that gives one of its candidates."""
-    per_byte = max((cost.per_byte for cost in candidates), default=0)
-    fixed = max((cost.fixed for cost in candidates), default=0)
-    is_json = all(cost.is_json for cost in candidates)
-    return _over([*candidates, *others], per_byte, fixed + _SMALL, is_json=is_json)
+            return pick(costs)
+        sizes = [len(_text(argument)) for argument in arguments]
+        growth = replacing(*sizes[1:]) if name == "replace" and len(sizes) == 3 else function.growth
+        passes = states(_text(arguments[1]).decode()) if name.startswith("regexp_") and len(arguments) > 1 else 0
+        return calling(function, growth, costs, passes)
 
 
 def _type_name(node: Node) -> str:
@@ -263,13 +229,18 @@ def _literal(node: Node) -> str | None:
     return node["literal"]["kind"] if node["class"] == "CONSTANT" else None
 
 
+def _text(node: Node) -> bytes:
+    """The text of a literal, b"" for anything else."""
+    return node["literal"]["text"].encode() if node["class"] == "CONSTANT" else b""
+
+
 def _check_literal(name: str, node: Node) -> None:
     if name in {"->", "->>"} and (chain := _chain(node)) is not None:
         for path in chain:
             _check_literal(name, path)
     elif _literal(node) not in {"STRING", "INTEGER"}:
         raise InvalidExpression(f"{name} needs a literal on its right; put brackets around what belongs together")
-    elif name in _TAKES_PATH and re.match(r"\$.*(\*|\.\.)", node["literal"]["text"], re.DOTALL):
+    elif name in _TAKES_PATH and re.match(r"\*$|\$.*(\*|\.\.)", node["literal"]["text"], re.DOTALL):
         raise InvalidExpression("a path with wildcards gives a list: name one field")
 
 
@@ -282,34 +253,21 @@ def _chain(node: Node) -> list[Node] | None:
     return None
 
 
-def _growth(name: str, function: Function, arguments: list[Node]) -> int:
-    if name == "replace" and len(arguments) == 3:
-        found, put = (len(argument["literal"]["text"].encode()) for argument in arguments[1:])
-        return max(1, -(-put // max(1, found)))
-    return function.growth
-
-
-def _regex_work(name: str, arguments: list[Node]) -> int:
-    """About how many states RE2 keeps: measured, it does 50 M of them a second when its DFA does not fit."""
-    if not name.startswith("regexp_") or len(arguments) < 2:
-        return 0
-    pattern = arguments[1]["literal"]["text"]
-    size, times = len(pattern), 1
-    for group, low, high in re.findall(r"(\)?)\{(\d{1,9})(?:,(\d{0,9}))?\}", pattern):
-        count = max(1, int(low), int(high or 0))
-        size, times = (size, times * count) if group else (size + count, times)
-    return size * times * (50 if re.search(r"\\[pP]", pattern) else 1)
-
-
-def _names() -> list[str]:
-    return sorted(name for name in FUNCTIONS if name[0].isalpha())
+def _unknown(name: str) -> str:
+    if not name[0].isalpha() or name in _WORDS:
+        return f"{_WORDS.get(name, name)} is not available"
+    return f"{name} is not available; there are {', '.join(sorted(n for n in FUNCTIONS if n[0].isalpha()))}"
 
 
 _TAKES_PATH = {name for name in FUNCTIONS if name.startswith("json_")} | {"->", "->>"}
 _COMMON = {"class", "type", "alias", "query_location", "query_location_length"}
 _CALL = {"function_name", "schema", "catalog", "qualified_name", "filter", "order_bys", "distinct", "export_state"}
 _EQUALITIES = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
-_ORDERINGS = {f"COMPARE_{less_or_greater}THAN{or_equal}" for less_or_greater in ("LESS", "GREATER") for or_equal in ("", "OREQUALTO")}
+_ORDERINGS = {
+    f"COMPARE_{less_or_greater}THAN{or_equal}"
+    for less_or_greater in ("LESS", "GREATER")
+    for or_equal in ("", "OREQUALTO")
+}
 _OPERATORS = {"OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "OPERATOR_TRY"}
 
 # Node class -> its fields beside the common ones, its types, and who visits it. All else is refused.
@@ -325,4 +283,16 @@ _CLASSES: dict[str, tuple[set[str], set[str], Callable[[_Walk, Node, int], Cost]
     "LAMBDA": ({"lhs", "expr", "syntax_type"}, {"LAMBDA"}, _Walk.arrow),
     "FUNCTION": (_CALL | {"is_operator", "arguments"}, {"FUNCTION"}, _Walk.function),
 }
-_WORDS = {"STAR": "*", "SUBQUERY": "a subquery", "WINDOW": "a window function", "PARAMETER": "a parameter"}
+_WORDS = {
+    "STAR": "*",
+    "SUBQUERY": "a subquery",
+    "WINDOW": "a window function",
+    "PARAMETER": "a parameter",
+    "list_value": "a list",
+    "list_apply": "a list comprehension",
+    "struct_pack": "a struct",
+    "row": "a row",
+    "map": "a map",
+    "timezone": "AT TIME ZONE",
+    "to_days": "an interval",
+}

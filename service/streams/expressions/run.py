@@ -173,10 +173,10 @@ def _without_unreadable(expressions: Expressions, rows: pa.RecordBatch, failed: 
         failed[:] = True
     if "key" in texts:
         failed |= np.fromiter((not _is_utf8(key) for key in rows.column("key").to_pylist()), np.bool_)
-    readable = pa.array(~failed)
     for name in texts:
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), _where(readable, rows.column(place)))
+        place, column = rows.schema.get_field_index(name), rows.column(name)
+        kept = pa.nulls(len(column), column.type) if failed.all() else _where(pa.array(~failed), column)
+        rows = rows.set_column(place, rows.schema.field(place), kept)
     return rows
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import pyarrow as pa
 TIME_LIMIT_S = 30.0
 MAX_BOUND = 128  # queries kept per session: binding one costs 1 ms, running a bound one on 10 rows 0.5 ms
 
-_SETTINGS = {
+_SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
     "async_threads": 0,  # else 8 threads wait for files that can not be opened
     "memory_limit": "512MB",
@@ -48,49 +47,49 @@ class Broken(Exception):
     """The database gave up for good; the next session opens another."""
 
 
-# By process: what a parent opened stays here, since a forked child must neither use nor free it.
-_databases: dict[int, duckdb.DuckDBPyConnection] = {}
-_idle: dict[int, list[Session]] = {}
-_lending = threading.Lock()
-os.register_at_fork(before=_lending.acquire, after_in_parent=_lending.release, after_in_child=_lending.release)
+class _Engine:
+    """The database of this process, and the sessions that nobody is using."""
+
+    def __init__(self) -> None:
+        self.database = duckdb.connect(":memory:", config=_SETTINGS | {"max_execution_time": int(TIME_LIMIT_S * 1000)})
+        self.idle: list[Session] = []
+        for statement in _SEALING:
+            self.database.execute(statement)
+
+    def close(self) -> None:
+        while self.idle:
+            self.idle.pop().close()
 
 
-def _open() -> duckdb.DuckDBPyConnection:
-    limit_ms = int(TIME_LIMIT_S * 1000)
-    opened = duckdb.connect(":memory:", config={**_SETTINGS, "max_execution_time": limit_ms})
-    for statement in _SEALING:
-        opened.execute(statement)
-    return opened
+# By process. A forked child must neither use nor free what its parent opened, so that stays here, untouched.
+_engines: dict[int, _Engine] = {}
 
 
 @contextmanager
 def session() -> Iterator[Session]:
-    """A session for one evaluation."""
+    """A session for one evaluation. (setdefault, pop and append are atomic: no lock is needed.)"""
     process = os.getpid()
-    with _lending:
-        idle = _idle.setdefault(process, [])
-        lent = idle.pop() if idle else Session(_databases.get(process) or _databases.setdefault(process, _open()))
+    engine = _engines.get(process) or _engines.setdefault(process, _Engine())
+    try:
+        lent = engine.idle.pop()
+    except IndexError:
+        lent = Session(engine.database)
     try:
         yield lent
     finally:
-        with _lending:
-            _take_back(lent, process)
-
-
-def _take_back(lent: Session, process: int) -> None:
-    if lent.is_broken and _databases.get(process) is lent.database:
-        del _databases[process]
-        _close_idle()
-    if _databases.get(process) is lent.database:
-        _idle[process].append(lent)
-    else:
-        lent.close()
+        if lent.is_broken:
+            close_engine()
+        if _engines.get(process) is engine:
+            engine.idle.append(lent)
+        else:
+            lent.close()
 
 
 @atexit.register
-def _close_idle() -> None:
-    for left in _idle.pop(os.getpid(), []):
-        left.close()
+def close_engine() -> None:
+    """Close what is idle; the next session opens another database."""
+    if engine := _engines.pop(os.getpid(), None):
+        engine.close()
 
 
 class _Source:
@@ -106,36 +105,35 @@ class _Source:
 
 
 class Session:
-    """One connection. Not for two threads at once."""
+    """One connection. Not for two threads at once. Its methods raise duckdb.Error, OutOfTime or Broken."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
-        self.database, self.is_broken = database, False
+        self.is_broken = False
         self._connection = database.cursor()
         self._sources: dict[pa.Schema, _Source] = {}
         self._bound: OrderedDict[tuple[str, str], duckdb.DuckDBPyRelation] = OrderedDict()
 
     def parse(self, statement: str) -> bytes:
         """DuckDB's tree of a statement, as JSON; it is not run."""
-        self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [statement])
-        (tree,) = self._connection.fetchall()[0]
+        with self._final_errors():
+            self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [statement])
+            (tree,) = self._connection.fetchall()[0]
         return str(tree).encode()
 
     def type_of(self, item: str, schema: pa.Schema) -> str:
-        """DuckDB's name of the type of a select item over batches of a schema. Raises duckdb.Error."""
-        return str(self._bind(item, self._source(schema)).types[0])
+        """DuckDB's name of the type of a select item over batches of a schema, after a run over no rows."""
+        with self._final_errors():
+            query = self._bind(item, self._source(schema))
+            query.to_arrow_table()
+            return str(query.types[0])
 
     def run(self, items: str, batch: pa.RecordBatch) -> pa.Table:
-        """The select items for each row of a batch, in order. Raises duckdb.Error, OutOfTime or Broken."""
+        """The select items for each row of a batch, in order."""
         source = self._source(batch.schema)
-        query = self._bind(items, source)
         source.batch = batch
         try:
-            return query.to_arrow_table()
-        except duckdb.InterruptException as error:
-            raise OutOfTime from error
-        except (duckdb.FatalException, duckdb.InternalException) as error:
-            self.is_broken = True
-            raise Broken(str(error)) from error
+            with self._final_errors():
+                return self._bind(items, source).to_arrow_table()
         finally:
             source.batch = source.empty
 
@@ -143,6 +141,16 @@ class Session:
         """End the session. A connection that is not closed and its sources hold each other for ever."""
         self._bound.clear()
         self._connection.close()
+
+    @contextmanager
+    def _final_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except duckdb.InterruptException as error:
+            raise OutOfTime from error
+        except (duckdb.FatalException, duckdb.InternalException) as error:
+            self.is_broken = True
+            raise Broken(str(error)) from error
 
     def _source(self, schema: pa.Schema) -> _Source:
         """The source of a schema; there are as few as there are sets of columns."""

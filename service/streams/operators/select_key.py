@@ -38,7 +38,7 @@ class SelectKey:
             .set_column(3, "window_start", no_window)
             .set_column(4, "window_end", no_window)
         )
-        return Step(forward.cast(batch.schema), dropped=done.dropped)
+        return Step(forward, dropped=done.dropped)
 
 
 def as_bytes(texts: pa.Array) -> pa.Array:

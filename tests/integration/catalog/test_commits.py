@@ -18,6 +18,7 @@ from tests.integration.catalog.world import (
     ends,
     expire_slot,
     join,
+    lease_of,
     make_job,
     make_stream,
     post,
@@ -151,16 +152,14 @@ def test_a_zombie_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
 
 
 def test_a_slot_that_owned_a_task_before_is_refused_when_it_owns_it_again(catalog: Catalog, worker: SlotDouble) -> None:
-    commit = batch(catalog, worker.tasks()[0], worker.joined)
+    commits = {task["task"]: batch(catalog, task, worker.joined) for task in worker.tasks()}
     job = catalog.read(jobs.get_job, "visits")
     other = slot(catalog, join(catalog, "two"), job)
-    while len(worker.names()) > 2 or len(other.names()) < 2:
-        pass
+    worker.poll()
+    moved = next(task["task"] for task in other.tasks())
     other.leave()
     assert len(worker.names()) == 4
-    epochs = {task["task"]: task["epoch"] for task in worker.tasks()}
-    (verdict,) = worker.commit(commit)
-    assert (verdict["status"] == "accepted") == (epochs[commit["task"]] == commit["epoch"])
+    assert [verdict["reason"] for verdict in worker.commit(commits[moved])] == ["stale_epoch"]
 
 
 def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: SlotDouble) -> None:
@@ -174,8 +173,6 @@ def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: S
 
 
 def test_commits_keep_the_lease_but_write_it_rarely(catalog: Catalog, worker: SlotDouble) -> None:
-    from tests.integration.catalog.world import lease_of
-
     before = lease_of(catalog, worker.id)
     task = worker.tasks()[0]
     worker.commit(commit_of(task))
@@ -194,4 +191,18 @@ def test_a_job_is_caught_up_when_positions_and_replicas_are_at_their_ends(catalo
     for held in worker.held:
         held["applied"] = {store: 10}
     worker.poll()
+    assert catalog.read(jobs.is_caught_up, job.id)
+
+
+def test_a_new_owner_has_its_replicas_to_show_before_the_job_is_caught_up(catalog: Catalog, worker: SlotDouble) -> None:
+    job = catalog.read(jobs.get_job, "visits")
+    worker.run()
+    worker.leave()
+    again = slot(catalog, join(catalog), job)
+    again.poll()
+    assert not catalog.read(jobs.is_caught_up, job.id)
+    store = again.joined["stores"]["visits-once"]["id"]
+    for held in again.held:
+        held["applied"] = {store: 10}
+    again.poll()
     assert catalog.read(jobs.is_caught_up, job.id)

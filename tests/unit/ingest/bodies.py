@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ RULES = Rules(partitions=4, now_ms=NOW)
 PREFIX = {JSON: "/records/", NDJSON: "/", ARROW: "/"}
 
 
-def body_of(media_type: str, records: Sequence[dict[str, Any]]) -> bytes:
+def body_of(media_type: str, records: Sequence[Mapping[str, Any]]) -> bytes:
     """Records as a client would send them; every value is written as JSON."""
     if media_type == JSON:
         return json.dumps({"records": records}).encode()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from json import dumps
+
 import pyarrow as pa
 import pytest
 
 from service.payloads.fields import bad_fields
 
 
-def faults(values: list[str | None], fields: dict[str, str]) -> list[tuple[int, str]]:
+def faults(values: Sequence[str | None], fields: dict[str, str]) -> list[tuple[int, str]]:
     return [(row, member) for row, member, _ in bad_fields(pa.array(values, pa.utf8()), fields, 100)]
 
 
@@ -58,8 +61,6 @@ def test_a_value_that_is_no_object_is_refused_whole(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.b", "a/b", "a~b", "$", "$.a", "0", "*", "it's", 'q"q', "é", "a b", "#-1", "-"])
 def test_any_name_means_itself(name: str) -> None:
-    from json import dumps
-
     pointer = name.replace("~", "~0").replace("/", "~1")
     assert faults([dumps({name: 1}), dumps({name: "x"})], {name: "long"}) == [(1, f"value/{pointer}")]
 

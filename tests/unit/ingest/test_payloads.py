@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ every_format = pytest.mark.parametrize("media_type", FORMATS)
 
 @every_format
 def test_records_come_out_as_they_were_sent_in_order(media_type: str) -> None:
-    records = [
+    records: list[dict[str, Any]] = [
         {"key": "u1", "value": {"id": 1}, "timestamp": 5, "headers": {"trace": "a"}},
         {"key": None, "value": "text", "timestamp": 4, "headers": None},
         {"key": "ü", "value": [1, 2.5], "timestamp": NOW, "headers": {}},
@@ -37,7 +38,7 @@ def test_records_come_out_as_they_were_sent_in_order(media_type: str) -> None:
 
 @every_format
 def test_what_is_absent_is_null_and_the_timestamp_its_arrival(media_type: str) -> None:
-    records = [{"value": None, "key": "a"}, {"key": "b", "timestamp": 1}]
+    records: list[dict[str, Any]] = [{"value": None, "key": "a"}, {"key": "b", "timestamp": 1}]
     payload = decode(media_type, body_of(media_type, records), RULES)
     assert [(row["value"], row["timestamp"]) for row in rows(payload)] == [(None, NOW), (None, 1)]
 
@@ -54,7 +55,7 @@ def test_a_json_null_is_a_null_value(media_type: str) -> None:
 
 @every_format
 def test_given_partitions_are_kept_beside_the_records(media_type: str) -> None:
-    records = [{"key": "a", "partition": 3}, {"key": "b", "partition": None}]
+    records: list[dict[str, Any]] = [{"key": "a", "partition": 3}, {"key": "b", "partition": None}]
     payload = decode(media_type, body_of(media_type, records), RULES)
     assert payload.partitions is not None
     assert payload.partitions.tolist() == [3, -1]
@@ -62,7 +63,11 @@ def test_given_partitions_are_kept_beside_the_records(media_type: str) -> None:
 
 @every_format
 def test_a_partition_out_of_range_is_pointed_at(media_type: str) -> None:
-    records = [{"key": "a", "partition": 4}, {"key": "b", "partition": 0}, {"key": "c", "partition": -1}]
+    records: list[dict[str, Any]] = [
+        {"key": "a", "partition": 4},
+        {"key": "b", "partition": 0},
+        {"key": "c", "partition": -1},
+    ]
     prefix = PREFIX[media_type]
     assert pointers(media_type, body_of(media_type, records)) == [f"{prefix}0/partition", f"{prefix}2/partition"]
 
@@ -70,7 +75,7 @@ def test_a_partition_out_of_range_is_pointed_at(media_type: str) -> None:
 @every_format
 def test_timestamps_below_zero_or_too_far_ahead_are_pointed_at(media_type: str) -> None:
     rules = Rules(partitions=1, now_ms=NOW, max_future_ms=10)
-    records = [{"timestamp": at} for at in (0, -1, NOW + 10, NOW + 11)]
+    records: list[dict[str, Any]] = [{"timestamp": at} for at in (0, -1, NOW + 10, NOW + 11)]
     prefix = PREFIX[media_type]
     found = complaints(media_type, body_of(media_type, records), rules)
     assert [pointer for pointer, _ in found] == [f"{prefix}1/timestamp", f"{prefix}3/timestamp"]
@@ -80,7 +85,7 @@ def test_timestamps_below_zero_or_too_far_ahead_are_pointed_at(media_type: str) 
 
 @every_format
 def test_keys_values_and_headers_have_a_size_limit(media_type: str) -> None:
-    records = [
+    records: list[dict[str, Any]] = [
         {"key": "k" * MAX_KEY_BYTES, "value": 1},
         {"key": "k" * (MAX_KEY_BYTES + 1), "value": "v" * MAX_VALUE_BYTES},
         {"key": "k", "value": "v" * (MAX_VALUE_BYTES - 2), "headers": {"h": "x" * MAX_HEADERS_BYTES}},
@@ -104,14 +109,18 @@ def test_a_body_without_records_is_refused(media_type: str) -> None:
 
 @every_format
 def test_no_more_than_a_hundred_problems_are_told(media_type: str) -> None:
-    records = [{"timestamp": -1}] * (MAX_PROBLEMS + 50)
+    records: list[dict[str, Any]] = [{"timestamp": -1}] * (MAX_PROBLEMS + 50)
     assert len(complaints(media_type, body_of(media_type, records))) == MAX_PROBLEMS
 
 
 @every_format
 def test_fields_are_checked_with_a_pointer_into_the_value(media_type: str) -> None:
     rules = Rules(partitions=1, now_ms=NOW, fields={"id": "string", "n": "long?"})
-    records = [{"value": {"id": "a", "n": 1}}, {"value": {"id": 5, "n": 1.5}}, {"value": {"n": None}}]
+    records: list[dict[str, Any]] = [
+        {"value": {"id": "a", "n": 1}},
+        {"value": {"id": 5, "n": 1.5}},
+        {"value": {"n": None}},
+    ]
     prefix = PREFIX[media_type]
     expected = [f"{prefix}1/value/id", f"{prefix}1/value/n", f"{prefix}2/value/id"]
     assert pointers(media_type, body_of(media_type, records), rules) == expected

@@ -46,6 +46,11 @@ def test_a_late_record_goes_on_and_is_not_stored():
     assert let_through(task(10), *late) == [("b", 20), ("a", 9), ("a", 9)]
 
 
+def test_a_late_record_leaves_a_newer_entry_alone():
+    records = [record("a", 20), record("a", 9), record("a", 21)]
+    assert let_through(task(10), *records) == [("a", 20), ("a", 9)]
+
+
 def test_an_entry_that_another_key_made_stale_counts_as_absent():
     assert let_through(task(10), record("a", 10), record("b", 21), record("a", 9)) == [("a", 10), ("b", 21), ("a", 9)]
 

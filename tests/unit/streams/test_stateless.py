@@ -5,6 +5,7 @@ import json
 import pytest
 
 from service.streams.errors import ExpressionFailed
+from service.streams.records import RECORD_SCHEMA
 from tests.task import Task, batch_of, job, outputs
 
 WINDOWED = {"key": "a", "value": {"v": 1}, "timestamp": 5, "window": {"start": 0, "end": 10}}
@@ -101,6 +102,18 @@ def test_map_values_writes_dates_as_text():
     assert json.loads(mapped({"v": "2020-02-03"}, d="(value->>'v')::date")) == {"d": "2020-02-03"}
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [
+        {"op": "filter", "where": "true"},
+        {"op": "map_values", "select": {"n": "1"}},
+        {"op": "select_key", "key": "'k'"},
+    ],
+)
+def test_every_operator_gives_records_of_the_one_schema(operator):
+    assert run(operator, WINDOWED).outputs[0][1].schema.equals(RECORD_SCHEMA, check_metadata=True)
+
+
 BAD = {"op": "filter", "name": "strict", "where": "(value->>'v')::bigint > 0"}
 MIXED = [record({"v": "1"}), record({"v": "x"}), record({"v": "2"}), record({"v": "y"})]
 
@@ -125,6 +138,7 @@ def test_offsets_of_failures_are_those_of_the_source_also_after_a_filter():
         {"op": "map_values", "name": "strict", "select": {"v": "(value->>'v')::bigint"}},
         {"op": "select_key", "name": "strict", "key": "(value->>'v')::bigint"},
         {"op": "deduplicate", "name": "strict", "id": "(value->>'v')::bigint", "interval_ms": 5},
+        {"op": "deduplicate_by_key_value", "name": "strict", "id": "(value->>'v')::bigint", "interval_ms": 5},
     ],
 )
 def test_failing_records_are_dropped_where_the_job_says_so(operator):

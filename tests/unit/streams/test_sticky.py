@@ -92,6 +92,12 @@ def test_a_task_without_owner_goes_back_to_the_process_with_its_replica() -> Non
     assert assignment == {"0_0": "p1s0", "0_1": "p0s0"}
 
 
+def test_a_process_gives_up_what_its_lost_slot_had() -> None:
+    first = assign(members(2), tasks(4))
+    second = assign(members(1, 1), after(first, tasks(4)))
+    assert moved(first, second) == 2
+
+
 @given(st.lists(st.integers(0, 4), max_size=4), st.lists(st.integers(0, 4), max_size=4), st.integers(0, 24))
 def test_any_change_of_members_covers_all_evenly_and_moves_nothing_without_need(
     before: list[int], now: list[int], count: int

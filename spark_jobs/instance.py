@@ -1,0 +1,298 @@
+"""The driver of an instance: one Spark job for each Millrace job that wants slots here.
+
+It knows how an instance joins, what it keeps running, and how it ends: on SIGTERM after its slots committed what they
+had, at once when its Spark or its parent is gone. It refuses to know tasks and records: slots talk to the API alone.
+
+What ends with what, each tried with SIGKILL: Spark's JVM ends with this process (its stdin closes), Python workers end
+with the JVM; this process ends with the JVM (`_watch_spark`) and, embedded, with its parent (`--watch-stdin`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no stubs
+from pyspark import InheritableThread, SparkContext
+
+from service import logs
+from service.storage import environments
+from spark_jobs import pulse, session
+from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
+
+SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN = 3, 4, 5, 6  # exit codes
+RIVALRY_S: Final = 15.0  # gone so soon after joining: somebody else joins under this name
+DRAIN_S: Final = 12.0
+LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
+HEALTHY_S: Final = 10.0
+BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+SWEEP_EVERY_S: Final = 3600.0
+UNUSED_REPLICA_S: Final = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line."""
+
+    api: str
+    api_key: str
+    spark_master: str
+    name: str
+    cores: int | None
+    replica_dir: Path
+    has_ui: bool
+    watches_stdin: bool
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The command line; the only reader of the environment in this package."""
+    parser = argparse.ArgumentParser(prog="millrace instance", description="Attach a Spark application to the API.")
+    parser.add_argument("--api", required=True, help="where the API is reached")
+    parser.add_argument("--spark-master", required=True, help="as in spark-submit; local[N] for N slots a job")
+    parser.add_argument("--name", default=_host_name(), help="stable: a restarted instance keeps its replicas")
+    parser.add_argument("--cores", type=int, help="slots that a job may have here; default: what the master says")
+    replicas = os.environ.get("MILLRACE_REPLICA_DIR") or Path(tempfile.gettempdir(), "millrace-replicas")
+    parser.add_argument("--replica-dir", type=Path, default=Path(replicas), help="on each executor's own disk")
+    parser.add_argument("--spark-ui", action="store_true", help="serve Spark's UI (on a cluster it always is)")
+    parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
+    found = parser.parse_args(arguments)
+    return Options(
+        api=found.api.rstrip("/"),
+        api_key=os.environ.get("MILLRACE_API_KEY", ""),
+        spark_master=found.spark_master,
+        name=found.name,
+        cores=found.cores,
+        replica_dir=found.replica_dir.absolute(),
+        has_ui=found.spark_ui,
+        watches_stdin=found.watch_stdin,
+    )
+
+
+def main() -> int:
+    """Run an instance until SIGTERM; the exit code."""
+    options = parse(sys.argv[1:])
+    logs.configure("info")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    asked_to_stop = threading.Event()
+    if options.watches_stdin:
+        threading.Thread(target=_watch_stdin, name="stdin", daemon=True).start()
+    context = session.start_spark(options.spark_master, name=options.name, has_ui=options.has_ui)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
+    threading.Thread(target=_watch_spark, args=(asked_to_stop,), name="spark", daemon=True).start()
+    with Api(options.api, options.api_key) as api:
+        code = Instance(api, context, options, asked_to_stop).run()
+        context.stop()
+    return code
+
+
+class Instance:
+    """One Spark application as a member: what it was told to run, it runs."""
+
+    def __init__(self, api: Api, context: SparkContext, options: Options, asked_to_stop: threading.Event) -> None:
+        self._api, self._context, self._options, self._asked_to_stop = api, context, options, asked_to_stop
+        self._incarnation = uuid.uuid4().hex
+        self._member: Membership | None = None
+        self._jobs: dict[str, JobRun] = {}
+        self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
+        self._joined_s = self._swept_s = -math.inf
+        self._code = 0
+        self._log = structlog.get_logger().bind(instance=options.name)
+
+    def run(self) -> int:
+        """Be a member until asked to stop, then let the slots commit what they have, and leave."""
+        InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
+        InheritableThread(target=self._be_member, name="heartbeat", daemon=True).start()
+        self._asked_to_stop.wait()
+        self._drain()
+        return self._code
+
+    # ------------------------------------------------------------ member
+
+    def _be_member(self) -> None:
+        """Join, then heartbeats: each answer says what should run."""
+        known = ""
+        while self._code == 0:
+            try:
+                member = self._member or self._join()
+                wanted = self._api.heartbeat(member.instance_id, self._incarnation, self._running(), known)
+                known = wanted.version
+                self._reconcile(wanted.jobs)
+                self._look_after(member)
+            except Gone as error:
+                self._log.warning("instance_gone", error=str(error))
+                self._member, known = None, ""
+                if self._asked_to_stop.is_set():
+                    return
+                if time.monotonic() - self._joined_s < RIVALRY_S:
+                    self._give_up(NAME_TAKEN, "another process joined under this name")
+            except Unreachable as error:
+                self._log.warning("api_unreachable", error=str(error))
+            except Refused as error:
+                self._give_up(REFUSED, str(error))
+
+    def _join(self) -> Membership:
+        context, options = self._context, self._options
+        told: Json = {
+            "name": options.name,
+            "incarnation": self._incarnation,
+            "host": socket.gethostname(),
+            "cores": options.cores or session.cores_in(options.spark_master) or context.defaultParallelism,
+            "spark": {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master},
+        }
+        self._member = member = self._api.join_instance(told)
+        self._joined_s = time.monotonic()
+        self._log.info("instance_joined", id=member.instance_id, cores=told["cores"], spark=told["spark"])
+        return member
+
+    def _give_up(self, code: int, why: str) -> None:
+        self._log.critical("instance_gives_up", why=why)
+        self._code = code
+        self._asked_to_stop.set()
+
+    def _running(self) -> dict[str, int]:
+        with self._guard:
+            return {job.wanted.id: job.wanted.slots for job in self._jobs.values() if not job.is_over}
+
+    def _reconcile(self, wanted: Sequence[WantedJob]) -> None:
+        """Start what is wanted and not there; let go what is there and not wanted."""
+        with self._guard:
+            if self._asked_to_stop.is_set():
+                return
+            self._jobs = {job_id: job for job_id, job in self._jobs.items() if not job.is_over}
+            told = {job.id: job for job in wanted}
+            for job_id, job in self._jobs.items():
+                job.keep() if job_id in told else job.let_go()
+            for job_id in told.keys() - self._jobs.keys():
+                self._jobs[job_id] = JobRun(self._context, told[job_id], self._place_of)
+
+    def _place_of(self, job_id: str) -> Place | None:
+        """Where a slot finds its work, as of now; None between two memberships."""
+        member, options = self._member, self._options
+        if member is None:
+            return None
+        return Place(options.api, options.api_key, member.instance_id, member.storage_uri, options.replica_dir, job_id)
+
+    def _look_after(self, member: Membership) -> None:
+        """End slots that hang; now and then delete replicas that nobody came back for."""
+        replicas = self._options.replica_dir
+        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), 3 * member.lease_ms / 1000):
+            self._log.warning("slot_hangs", attempt=attempt)
+            session.kill_slot(self._context, attempt)
+        if time.monotonic() - self._swept_s > SWEEP_EVERY_S:
+            self._swept_s = time.monotonic()
+            environments.sweep(replicas, UNUSED_REPLICA_S)
+
+    # ------------------------------------------------------------ the end
+
+    def _drain(self) -> None:
+        """Slots commit what they run and leave; the instance leaves when they have, or after DRAIN_S."""
+        with self._guard:
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.let_go()
+        until = time.monotonic() + DRAIN_S
+        self._leave(drain=True)
+        for job in jobs:
+            job.join(max(0.0, until - time.monotonic()))
+        self._context.cancelAllJobs()
+        self._leave(drain=False)
+        self._log.info("instance_left", was_drained=all(job.is_over for job in jobs))
+
+    def _leave(self, *, drain: bool) -> None:
+        if self._member is None:
+            return
+        try:
+            self._api.leave_instance(self._member.instance_id, self._incarnation, drain=drain)
+        except (Unreachable, Refused) as error:
+            self._log.warning("leave_failed", error=str(error))  # then the lease runs out
+
+
+class JobRun:
+    """A Millrace job as a Spark job, started again with growing pauses for as long as it is wanted."""
+
+    def __init__(self, context: SparkContext, wanted: WantedJob, place_of: Callable[[str], Place | None]) -> None:
+        self.wanted = wanted
+        self._context, self._place_of = context, place_of
+        self._let_go = threading.Event()
+        self._let_go_s = 0.0
+        self._log = structlog.get_logger().bind(job=wanted.name)
+        self._thread = InheritableThread(target=self._run, name=f"job {wanted.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def keep(self) -> None:
+        """It is wanted (again)."""
+        self._let_go.clear()
+
+    def let_go(self) -> None:
+        """It is not wanted: its slots are told so by the API; cancel it when they do not leave."""
+        if not self._let_go.is_set():
+            self._let_go_s = time.monotonic()
+            self._let_go.set()
+        elif time.monotonic() - self._let_go_s > LEAVE_GRACE_S and not self.is_over:
+            self._log.warning("spark_job_cancelled")
+            self._context.cancelJobGroup(self.wanted.id)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it is over, at most so long."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._let_go.is_set():
+            started = time.monotonic()
+            if (place := self._place_of(self.wanted.id)) is not None:
+                self._run_once(place)
+            failures = 0 if time.monotonic() - started > HEALTHY_S else failures + 1
+            self._let_go.wait(BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1])
+
+    def _run_once(self, place: Place) -> None:
+        self._log.info("spark_job_started", slots=self.wanted.slots)
+        try:
+            session.run_slots(self._context, self.wanted.name, self.wanted.slots, place)
+        except Py4JError as error:
+            self._log.warning("spark_job_failed", error=str(error).splitlines()[:3])
+        else:
+            self._log.info("spark_job_ended")
+
+
+def _watch_spark(asked_to_stop: threading.Event) -> None:
+    """Without its JVM this process is nothing: end, so that whoever started it starts another."""
+    code = session.wait_for_jvm()
+    if not asked_to_stop.is_set():
+        structlog.get_logger().critical("spark_lost", jvm_exit_code=code)
+        os._exit(SPARK_LOST)
+
+
+def _watch_stdin() -> None:
+    """The parent holds the other end and never writes: its end is the parent's."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(PARENT_LOST)
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64] or "instance"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

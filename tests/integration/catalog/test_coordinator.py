@@ -1,0 +1,414 @@
+"""Membership: joining, polling, hand-overs, leases, evictions; who owns a task and under which epoch."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from service import coordinator
+from service.catalog import groups, jobs, segments, streams
+from service.catalog.engine import Catalog, job_topic, stream_topic
+from service.catalog.tables import Job, Slot, new_id
+from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
+from tests.integration.catalog.world import (
+    SlotDouble,
+    age_segments,
+    commit_of,
+    expire_instance,
+    expire_slot,
+    join,
+    lease_of,
+    make_job,
+    make_stream,
+    owners,
+    post,
+    silence_coordinator,
+    slot,
+    state_of,
+)
+
+POISONED = {"code": "expression_failed", "operator": "once", "partition": 1, "offset": 7, "detail": "not a number"}
+
+
+@pytest.fixture
+def job(catalog: Catalog) -> Job:
+    make_stream(catalog)
+    return make_job(catalog)
+
+
+def reasons(catalog: Catalog, job: Job) -> list[str]:
+    return [row.reason for row in catalog.read(groups.rebalances_of, job.id)]
+
+
+# ---------------------------------------------------------------- instances
+
+
+def test_an_instance_keeps_its_id_under_its_name(catalog: Catalog) -> None:
+    assert join(catalog, "one") == join(catalog, "one")
+    assert join(catalog, "one") == join(catalog, "one", incarnation="second")
+    assert join(catalog, "one") != join(catalog, "two")
+
+
+def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: Job) -> None:
+    make_job(catalog, "narrow", parallelism=1)
+    make_job(catalog, "halted")
+    catalog.write(coordinator.change_job, "halted", "stop")
+    instance = join(catalog, cores=3)
+    answer = coordinator.heartbeat(catalog, instance, incarnation="first")
+    assert [(at["name"], at["slots"]) for at in answer["jobs"]] == [("narrow", 1), ("visits", 3)]
+    assert answer["lease_ms"] == 10_000
+
+
+def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    beat = lambda: coordinator.heartbeat(catalog, instance, incarnation="first")["version"]  # noqa: E731
+    before = beat()
+    assert beat() == before
+    catalog.write(coordinator.change_job, "visits", "stop")
+    assert beat() != before
+
+
+def test_a_former_incarnation_is_gone_with_its_slots(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    former = slot(catalog, instance, job)
+    join(catalog, incarnation="second")
+    with pytest.raises(InstanceGone):
+        coordinator.heartbeat(catalog, instance, incarnation="first")
+    with pytest.raises(InstanceGone):
+        former.poll()
+    coordinator.heartbeat(catalog, instance, incarnation="second")
+
+
+def test_leaving_frees_the_tasks_and_may_be_repeated(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    slot(catalog, instance, job)
+    for _ in range(2):
+        catalog.write(coordinator.leave_instance, instance, incarnation="first")
+    assert set(owners(catalog, job).values()) == {None}
+    with pytest.raises(InstanceGone):
+        coordinator.heartbeat(catalog, instance, incarnation="first")
+    with pytest.raises(UnknownInstance):
+        coordinator.heartbeat(catalog, new_id(), incarnation="first")
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_the_first_slot_gets_every_task_and_all_it_needs_to_run(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    assert worker.names() == ["0_0", "0_1", "0_2", "0_3"]
+    assert worker.joined["job"]["topology"]["sub_topologies"][0]["sources"] == ["clicks"]
+    assert set(worker.joined["streams"]) == {"clicks", "visits-out", "visits-once-changelog"}
+    assert set(worker.joined["stores"]) == {"visits-once"}
+    assert state_of(catalog) == "running"
+
+
+def test_joining_again_under_the_same_id_gets_the_same_answer(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    worker = slot(catalog, instance, job)
+    arguments = {"job_id": job.id, "slot_id": worker.id, "index": 0}
+    assert catalog.write(coordinator.join_slot, instance, **arguments) == worker.joined
+    assert {task["epoch"] for task in worker.tasks()} == {1}
+    worker.leave()
+    with pytest.raises(InstanceGone):
+        catalog.write(coordinator.join_slot, instance, **arguments)
+
+
+def test_who_may_not_join(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    with pytest.raises(UnknownInstance):
+        slot(catalog, new_id(), job)
+    catalog.write(coordinator.change_job, "visits", "stop")
+    with pytest.raises(IllegalTransition):
+        slot(catalog, instance, job)
+    catalog.write(jobs.delete_job, "visits")
+    with pytest.raises(UnknownJob):
+        slot(catalog, instance, job)
+
+
+def test_a_slot_of_the_same_place_fences_the_former_one(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    former = slot(catalog, instance, job, index=2)
+    task = former.tasks()[0]
+    latter = slot(catalog, instance, job, index=2)
+    assert {at["epoch"] for at in latter.tasks()} == {3}
+    assert former.commit(commit_of(task))[0]["reason"] == "stale_epoch"
+    with pytest.raises(InstanceGone):
+        former.poll()
+
+
+def test_a_second_slot_is_given_its_share_in_the_polls_of_the_first(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    one = slot(catalog, instance, job, index=0)
+    one.poll()
+    two = slot(catalog, instance, job, index=1)
+    assert two.names() == []
+    assert set(owners(catalog, job).values()) == {one.id}
+    assert state_of(catalog) == "rebalancing"
+    kept = {task["name"]: task["epoch"] for task in one.tasks()}
+    assert set(kept.values()) == {1}
+    given = {task["name"]: task["epoch"] for task in two.tasks()}
+    assert set(given.values()) == {2}
+    assert sorted([*kept, *given]) == ["0_0", "0_1", "0_2", "0_3"]
+    assert len(kept) == len(given) == 2
+    assert state_of(catalog) == "running"
+    assert all(row.took_ms is not None for row in catalog.read(groups.rebalances_of, job.id))
+
+
+def test_an_owner_commits_what_it_ran_before_it_hands_over(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    one = slot(catalog, instance, job, index=0)
+    tasks = one.tasks()
+    slot(catalog, instance, job, index=1)
+    assert {verdict["status"] for verdict in one.commit(*map(commit_of, tasks))} == {"accepted"}
+
+
+def test_a_move_to_a_slot_that_is_gone_is_called_off(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    one = slot(catalog, instance, job, index=0)
+    slot(catalog, instance, job, index=1).leave()
+    assert {task["epoch"] for task in one.tasks()} == {1}
+    assert len(one.names()) == 4
+    assert state_of(catalog) == "running"
+
+
+def test_the_tasks_of_a_slot_that_leaves_go_to_the_others_at_once(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    one, two = slot(catalog, instance, job, index=0), slot(catalog, instance, job, index=1)
+    one.poll()
+    two.leave()
+    assert len(one.names()) == 4
+    assert reasons(catalog, job)[0] == "a slot left"
+
+
+def test_a_second_instance_takes_half(catalog: Catalog, job: Job) -> None:
+    one = slot(catalog, join(catalog, "one"), job)
+    two = slot(catalog, join(catalog, "two"), job)
+    assert len(one.names()) == 2
+    assert len(two.names()) == 2
+
+
+# ---------------------------------------------------------------- polls
+
+
+def test_a_poll_is_ready_when_what_is_owned_is_news(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    first = worker.poll()
+    assert first.is_ready
+    assert not worker.poll().is_ready
+    clicks = catalog.read(streams.get_stream, "clicks")
+    assert first.topics == {job_topic(job.id), stream_topic(clicks.id)}
+
+
+def test_a_poll_is_ready_when_there_is_work(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    worker.poll()
+    clicks = catalog.read(streams.get_stream, "clicks")
+    post(catalog, clicks, {2: 10})
+    answer = worker.poll()
+    assert answer.is_ready
+    work = [task["work"] for task in answer.body["tasks"]]
+    assert [at and (at["partition"], at["from"], at["to"]) for at in work] == [None, None, (2, 0, 10), None]
+    assert [at["first_offset"] for at in work[2]["chunks"]] == [0]
+
+
+def test_work_is_bounded_by_max_batch_records(catalog: Catalog) -> None:
+    clicks = make_stream(catalog, partitions=1)
+    job = make_job(catalog, max_batch_records=15)
+    for _ in range(4):
+        post(catalog, clicks, {0: 10})
+    worker = slot(catalog, join(catalog), job)
+    assert [worker.run() for _ in range(4)] == [15, 15, 10, 0]
+
+
+def test_an_idle_poll_writes_nothing(catalog: Catalog, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = slot(catalog, join(catalog), job)
+    worker.poll()
+    monkeypatch.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
+    for _ in range(3):
+        worker.poll()
+    coordinator.heartbeat(catalog, catalog.read(groups.list_instances)[0].id, incarnation="first")
+
+
+def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    first = lease_of(catalog, worker.id)
+    worker.poll()
+    assert lease_of(catalog, worker.id) == first
+    expire_slot(catalog, worker.id)
+    worker.poll()
+    assert lease_of(catalog, worker.id) >= first
+
+
+def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    catalog.write(coordinator.change_job, "visits", "pause")
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 10})
+    answer = worker.poll().body
+    assert answer["directive"] == "run"
+    assert len(answer["tasks"]) == 4
+    assert not any(task["work"] for task in answer["tasks"])
+    catalog.write(coordinator.change_job, "visits", "resume")
+    assert state_of(catalog) == "running"
+    assert worker.run() == 10
+
+
+def test_a_stopped_job_drains_slot_by_slot(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    slots = [slot(catalog, instance, job, index=i) for i in range(2)]
+    catalog.write(coordinator.change_job, "visits", "stop")
+    for at in slots:
+        assert state_of(catalog) == "draining"
+        assert at.poll().body == {"directive": "leave", "tasks": []}
+        at.leave()
+    assert state_of(catalog) == "stopped"
+    catalog.write(coordinator.change_job, "visits", "restart")
+    assert state_of(catalog) == "starting"
+    assert len(slot(catalog, instance, job).names()) == 4
+    assert state_of(catalog) == "running"
+
+
+def test_what_retention_took_from_a_job_fails_it(catalog: Catalog, job: Job) -> None:
+    worker = slot(catalog, join(catalog), job)
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {1: 10})
+    age_segments(catalog, 10_000)
+    catalog.write(streams.update_stream, "clicks", retention_ms=1_000, retention_overrides_jobs=True)
+    assert catalog.write(segments.truncate_by_retention) == 1
+    assert worker.poll().body["directive"] == "leave"
+    failed = catalog.read(jobs.get_job, "visits")
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert (failed.error["code"], failed.error["partition"]) == ("source_truncated", 1)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_failing_task_fails_its_job_alone(catalog: Catalog, job: Job) -> None:
+    other = make_job(catalog, "other")
+    instance = join(catalog)
+    worker, bystander = slot(catalog, instance, job), slot(catalog, instance, other)
+    task = worker.tasks()[1]
+    fail = {"task_id": task["task"], "epoch": task["epoch"], "error": POISONED}
+    catalog.write(coordinator.fail_task, worker.id, **fail)
+    failed = catalog.read(jobs.get_job, "visits")
+    assert (failed.state, failed.reason, failed.error) == ("failed", "not a number", POISONED | {"task": "0_1"})
+    assert worker.poll().body["directive"] == "leave"
+    assert len(bystander.names()) == 4
+    assert catalog.read(jobs.transitions_of, job.id, errors_only=True)[0].error == failed.error
+
+
+def test_only_the_owner_fails_a_task(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    worker = slot(catalog, instance, job)
+    task = worker.tasks()[0]
+    slot(catalog, instance, job)
+    for task_id in (task["task"], new_id()):
+        fail = {"task_id": task_id, "epoch": task["epoch"], "error": POISONED}
+        with pytest.raises(StaleEpoch):
+            catalog.write(coordinator.fail_task, worker.id, **fail)
+    assert state_of(catalog) == "running"
+
+
+def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: Job) -> None:
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {1: 10})
+    worker = slot(catalog, join(catalog), job)
+    task = worker.tasks()[1]
+    fail = {"task_id": task["task"], "epoch": task["epoch"], "error": POISONED}
+    catalog.write(coordinator.fail_task, worker.id, **fail)
+    catalog.write(jobs.skip_record, "visits", partition=1, offset=7)
+    catalog.write(coordinator.change_job, "visits", "restart")
+    assert catalog.read(jobs.get_job, "visits").error is None
+    assert [at["skips"] for at in worker.tasks()] == [[], [7], [], []]
+    worker.run()
+    assert [at["skips"] for at in worker.tasks()] == [[], [], [], []]
+
+
+# ---------------------------------------------------------------- leases
+
+
+def live(catalog: Catalog, job: Job) -> tuple[str, SlotDouble, SlotDouble]:
+    """Two slots on two instances, the coordinator awake."""
+    coordinator.tick(catalog)
+    other = join(catalog, "two")
+    return other, slot(catalog, join(catalog, "one"), job), slot(catalog, other, job)
+
+
+def test_a_slot_without_lease_is_evicted_and_its_tasks_go_on(catalog: Catalog, job: Job) -> None:
+    _, one, two = live(catalog, job)
+    one.poll()
+    expire_slot(catalog, two.id)
+    assert coordinator.tick(catalog) == 1
+    assert len(one.names()) == 4
+    with pytest.raises(InstanceGone):
+        two.poll()
+    assert reasons(catalog, job)[0] == "a slot was lost"
+
+
+def test_an_instance_without_lease_is_evicted_with_its_slots(catalog: Catalog, job: Job) -> None:
+    other, one, _ = live(catalog, job)
+    one.poll()
+    expire_instance(catalog, other)
+    assert coordinator.tick(catalog) == 1
+    assert len(one.names()) == 4
+    assert catalog.read(groups.get_instance, other).state == "gone"
+    with pytest.raises(InstanceGone):
+        coordinator.heartbeat(catalog, other, incarnation="first")
+
+
+def test_a_tick_with_nothing_to_do_writes_nothing(catalog: Catalog, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    live(catalog, job)
+    monkeypatch.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
+    assert coordinator.tick(catalog) == 0
+
+
+def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, job: Job) -> None:
+    _, one, two = live(catalog, job)
+    one.poll()
+    expire_slot(catalog, two.id)
+    silence_coordinator(catalog, 60_000)
+    assert coordinator.tick(catalog) == 0
+    assert lease_of(catalog, two.id) > lease_of(catalog, one.id) - 1_000
+    assert coordinator.tick(catalog) == 0
+    assert len(two.names()) == 2
+    expire_slot(catalog, two.id)
+    assert coordinator.tick(catalog) == 1
+
+
+def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: Job) -> None:
+    coordinator.tick(catalog)
+    former = slot(catalog, join(catalog), job)
+    former.leave()
+    catalog.write(lambda s: s.execute(update(Slot).values(gone_ms=0)))
+    silence_coordinator(catalog, 5_000)
+    coordinator.tick(catalog)
+    assert catalog.read(lambda s: s.get(Slot, former.id)) is None
+
+
+def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: Job) -> None:
+    coordinator.tick(catalog)
+    worker = slot(catalog, join(catalog), job)
+    catalog.write(lambda s: jobs.lock_tasks(s, job.id)[0].__setattr__("slot_id", None))
+    coordinator.tick(catalog)
+    assert len(worker.names()) == 4
+
+
+# ---------------------------------------------------------------- draining an instance
+
+
+def test_a_draining_instance_commits_before_its_slots_leave(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog, "one")
+    one = slot(catalog, instance, job)
+    tasks = one.tasks()
+    catalog.write(coordinator.leave_instance, instance, incarnation="first", drain=True)
+    assert coordinator.heartbeat(catalog, instance, incarnation="first")["jobs"] == []
+    with pytest.raises(InstanceGone):
+        slot(catalog, instance, job, index=1)
+    two = slot(catalog, join(catalog, "two"), job)
+    assert one.commit(commit_of(tasks[0]))[0]["status"] == "accepted"
+    assert one.poll().body == {"directive": "leave", "tasks": []}
+    assert two.names() == []
+    one.leave()
+    assert len(two.names()) == 4
+    catalog.write(coordinator.leave_instance, instance, incarnation="first")
+    assert catalog.read(groups.get_instance, instance).state == "gone"

@@ -1,0 +1,106 @@
+"""`millrace up` as a process: one line when it serves, one at a time, and nothing that blocks the next start."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+MILLRACE = [sys.executable, "-m", "service.cli"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")} | more
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [*MILLRACE, *arguments]
+    return subprocess.run(command, env=environment(**more), check=False, capture_output=True, text=True, timeout=120)
+
+
+@contextmanager
+def up(data_dir: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A service without instances, and where it is served; killed when the block did not end it."""
+    command = [*MILLRACE, "up", "--port", "0", "--instances", "0", "--data-dir", str(data_dir)]
+    with (data_dir.parent / "log").open("a") as log:
+        process = subprocess.Popen(command, env=environment(**more), stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:"), (data_dir.parent / "log").read_text()
+        yield process, line.split()[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def admin(url: str, data_dir: Path) -> httpx.Client:
+    key = (data_dir / "admin-key").read_text().strip()
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"})
+
+
+def test_it_serves_says_so_in_one_line_and_ends_well_on_sigterm(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (process, url):
+        assert stat.S_IMODE((data / "admin-key").stat().st_mode) == 0o600
+        with admin(url, data) as api:
+            api.post("/v1/streams", json={"name": "s", "partitions": 1}).raise_for_status()
+            api.post("/v1/streams/s/records", json={"records": [{"value": 1}]}).raise_for_status()
+            assert api.get("/v1/tokens").json()["items"][0]["role"] == "admin"
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert rest == ""  # one line on stdout, no more
+
+
+def test_a_second_one_on_the_same_folder_names_the_first_and_gives_up(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (process, url):
+        second = run("up", "--port", "0", "--instances", "0", "--data-dir", str(data))
+        assert second.returncode == 1
+        assert second.stdout == ""
+        [line] = second.stderr.splitlines()
+        assert f"pid {process.pid}" in line
+        assert str(data) in line
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_after_a_crash_it_starts_again_with_what_was_acknowledged_and_the_same_key(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as (process, url), admin(url, data) as api:
+        api.post("/v1/streams", json={"name": "s", "partitions": 1}).raise_for_status()
+        api.post("/v1/streams/s/records", json={"records": [{"value": 1}]}).raise_for_status()
+        key = (data / "admin-key").read_text()
+        process.kill()
+        process.wait(30)
+    with up(data) as (_, url), admin(url, data) as api:
+        assert (data / "admin-key").read_text() == key
+        assert api.get("/v1/streams/s").json()["records"] == 1
+
+
+def test_a_key_of_the_environment_is_the_admin_key(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data, MILLRACE_API_KEY="let-me-in") as (_, url):
+        assert not (data / "admin-key").exists()
+        answer = httpx.get(f"{url}/v1/tokens", headers={"Authorization": "Bearer let-me-in"})
+        assert answer.status_code == 200
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
+    with up(tmp_path / "a") as (_, url):
+        port = url.rpartition(":")[2]
+        second = run("up", "--port", port, "--instances", "0", "--data-dir", str(tmp_path / "b"))
+        assert second.returncode == 1
+        assert second.stderr.splitlines()[-1].startswith("millrace: ")
+
+
+def test_no_authentication_is_refused_where_others_can_reach_it(tmp_path: Path) -> None:
+    refused = run("up", "--host", "0.0.0.0", "--data-dir", str(tmp_path), MILLRACE_AUTH="off")
+    assert refused.returncode == 1
+    assert "AUTH=off is refused" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

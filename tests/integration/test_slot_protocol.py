@@ -1,0 +1,331 @@
+"""The protocol of instances and slots over HTTP, on SQLite and on Postgres: join, poll, commit, leave, be fenced."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from service.storage.segments import encode_segment, open_storage
+from service.streams.records import RECORD_SCHEMA
+from tests.serving import Serving, serving
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
+    with serving(tmp_path, database_url) as running:
+        yield running
+
+
+class Member:
+    """An instance with one slot of one job, as `spark_jobs` would speak for them."""
+
+    def __init__(self, service: Serving) -> None:
+        self.service = service
+        self.admin = service.client("admin")
+        self.http = service.client("instance")
+        self.storage = open_storage(service.settings.storage_uri)
+        self.admin.post("/v1/streams", json={"name": "clicks", "partitions": 1}).raise_for_status()
+        spec = {"name": "copy", "source": "clicks", "sink": "out"}
+        self.job = self.admin.post("/v1/jobs", json=spec).raise_for_status().json()
+        self.instance = self.join("1")["instance_id"]
+        self.slot = uuid4().hex
+        self.joined = self.join_slot(self.slot)
+
+    def join(self, incarnation: str) -> Json:
+        told = {"name": "i", "incarnation": incarnation, "host": "here", "cores": 2, "tags": {"rack": "a"}}
+        answer = self.http.post("/v1/instances:join", json=told)
+        return dict(answer.raise_for_status().json())
+
+    def join_slot(self, slot: str, index: int = 0) -> httpx.Response:
+        told = {"slot": slot, "job": self.job["id"], "index": index}
+        return self.http.post(f"/v1/instances/{self.instance}/slots", json=told)
+
+    def heartbeat(self, **told: Any) -> httpx.Response:
+        return self.http.post(f"/v1/instances/{self.instance}:heartbeat", json={"incarnation": "1", **told})
+
+    def ask(self, verb: str, body: Json | None = None, slot: str | None = None) -> httpx.Response:
+        return self.http.post(f"/v1/instances/{self.instance}/slots/{slot or self.slot}{verb}", json=body or {})
+
+    def poll(self, held: list[Json], timeout_ms: int = 0) -> Json:
+        return dict(self.ask(":poll", {"tasks": held, "timeout_ms": timeout_ms}).raise_for_status().json())
+
+    def post_records(self, count: int) -> None:
+        records = [{"key": f"k{i}", "value": i} for i in range(count)]
+        self.admin.post("/v1/streams/clicks/records", json={"records": records}).raise_for_status()
+
+    def commit_of(self, task: Json, **changes: Any) -> Json:
+        """A commit of all the work of a task: as many records, written to the sink."""
+        work = task["work"]
+        count = work["to"] - work["from"]
+        columns = [[b"k"] * count, ["1"] * count, [7] * count, [None] * count, [None] * count, [None] * count]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(c, f.type) for c, f in zip(columns, RECORD_SCHEMA, strict=True)], schema=RECORD_SCHEMA
+        )
+        segment = encode_segment([(self.joined.json()["streams"]["out"]["id"], 0, batch)])
+        segment_id = uuid4().hex
+        path = self.ask("/segments", {"segments": [segment_id]}).raise_for_status().json()["paths"][segment_id]
+        self.storage.write(path, segment)
+        return {
+            "commit_id": uuid4().hex,
+            "task": task["task"],
+            "epoch": task["epoch"],
+            "version": task["version"],
+            "positions": [{k: work[k] for k in ("stream_id", "partition", "from", "to")}],
+            "segment": {"id": segment_id, "bytes": segment.bytes, "chunks": [c._asdict() for c in segment.chunks]},
+            "counters": {"records_in": count, "records_out": count, "dropped": {"f": {"late": 1}}, "batch_ms": 1.5},
+            "stream_time": 7,
+            "applied": {},
+            **changes,
+        }
+
+    def commit(self, *commits: Json) -> list[Json]:
+        return list(self.ask(":commit", {"commits": list(commits)}).raise_for_status().json()["results"])
+
+
+@pytest.fixture
+def member(service: Serving) -> Member:
+    return Member(service)
+
+
+def held(answer: Json) -> list[Json]:
+    return [{"task": task["task"], "epoch": task["epoch"], "applied": {}} for task in answer["tasks"]]
+
+
+def later(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Run `call` in a thread; its answer is put in the list."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(call()))
+    thread.start()
+    return thread, answers
+
+
+def test_who_joins_learns_where_records_are_and_for_how_long_it_lives(member: Member) -> None:
+    joined = member.join("1")
+    assert joined["lease_ms"] == member.service.settings.lease_ms
+    assert joined["storage_uri"] == member.service.settings.storage_uri
+    assert joined["lineage"] == member.admin.get("/info").json()["lineage"]
+    shown = member.admin.get(f"/v1/instances/{member.instance}").json()
+    assert (shown["name"], shown["state"], shown["cores"], shown["tags"]) == ("i", "live", 2, {"rack": "a"})
+    assert [slot["job"] for slot in shown["slots"]] == ["copy"]
+
+
+def test_a_slot_learns_its_job_with_the_ids_behind_every_name(member: Member) -> None:
+    joined = member.joined.json()
+    assert joined["job"]["name"] == "copy"
+    assert joined["job"]["topology"]["sub_topologies"][0]["sinks"][0]["stream"] == "out"
+    assert set(joined["streams"]) == {"clicks", "out"}
+    assert joined["lineage"]
+    group = member.admin.get("/v1/groups/copy").json()
+    assert group["assignment"] == {"0_0": member.slot}
+    assert group["members"][0]["tasks"] == ["0_0"]
+    assert member.admin.get("/v1/groups/copy/rebalances").json()["items"][0]["reason"] == "a slot joined"
+    assert member.admin.get("/v1/jobs/copy").json()["state"] == "running"
+
+
+def test_a_heartbeat_answers_at_once_when_the_wanted_jobs_differ_from_the_known_ones(member: Member) -> None:
+    first = member.heartbeat(wait_ms=10_000).json()
+    assert first["jobs"] == [{"id": member.job["id"], "name": "copy", "slots": 1}]
+    thread, answers = later(lambda: member.heartbeat(known=first["version"], wait_ms=10_000).json())
+    member.admin.post("/v1/jobs", json={"name": "another", "source": "clicks"}).raise_for_status()
+    thread.join(30)
+    assert [job["name"] for job in answers[0]["jobs"]] == ["another", "copy"]
+
+
+def test_a_heartbeat_that_knows_all_waits_no_longer_than_it_was_told(member: Member) -> None:
+    version = member.heartbeat().json()["version"]
+    assert member.heartbeat(known=version, wait_ms=20).json()["version"] == version
+
+
+def test_a_poll_is_answered_when_records_arrive(member: Member) -> None:
+    holds = held(member.poll([]))
+    thread, answers = later(lambda: member.poll(holds, timeout_ms=10_000))
+    began = time.monotonic()
+    member.post_records(3)
+    thread.join(30)
+    assert time.monotonic() - began < 3.5  # a poll without news would wait for 4 s
+    work = answers[0]["tasks"][0]["work"]
+    assert (work["from"], work["to"]) == (0, 3)
+    assert set(work["chunks"][0]) == {
+        "path",
+        "segment",
+        "index",
+        "byte_offset",
+        "byte_length",
+        "crc32",
+        "first_offset",
+        "records",
+    }
+
+
+def test_a_poll_that_holds_something_else_than_it_owns_is_answered_at_once(member: Member) -> None:
+    answer = member.poll([], timeout_ms=10_000)
+    assert [task["name"] for task in answer["tasks"]] == ["0_0"]
+    assert answer["directive"] == "run"
+
+
+def test_a_commit_publishes_and_moves_and_counts_and_the_same_commit_again_changes_nothing(member: Member) -> None:
+    member.post_records(3)
+    commit = member.commit_of(member.poll([])["tasks"][0])
+    [first] = member.commit(commit)
+    assert first["status"] == "accepted"
+    assert [(at["first_offset"], at["end_offset"]) for at in first["published"]] == [(0, 3)]
+    assert member.commit(commit) == [first]
+    assert member.admin.get("/v1/streams/out").json()["partitions"] == [
+        {"partition": 0, "start_offset": 0, "end_offset": 3}
+    ]
+    metrics = member.admin.get("/v1/jobs/copy/metrics").json()
+    assert (metrics["records_in"], metrics["dropped"], metrics["lag"]) == (3, {"f": {"late": 1}}, 0)
+    exposition = member.admin.get("/metrics").text
+    assert 'millrace_job_dropped_total{job="copy",operator="f",reason="late"} 1.0' in exposition
+    assert "millrace_live_slots 1.0" in exposition
+
+
+def test_who_waits_for_a_job_to_catch_up_hears_of_the_commit(member: Member) -> None:
+    member.post_records(2)
+    wait = {"wait": "caught_up", "timeout_ms": 30_000}
+    thread, answers = later(lambda: member.admin.get("/v1/jobs/copy", params=wait).json())
+    member.commit(member.commit_of(member.poll([])["tasks"][0]))
+    thread.join(30)
+    assert answers[0]["caught_up"]
+    assert answers[0]["stream_time"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [({"epoch": 0}, "stale_epoch"), ({"version": 9}, "stale_version"), ({"task": "x"}, None)]
+)
+def test_a_stale_commit_is_refused_alone(member: Member, change: Json, reason: str | None) -> None:
+    member.post_records(1)
+    good = member.commit_of(member.poll([])["tasks"][0])
+    bad = {**good, "commit_id": uuid4().hex, **change}
+    refused, accepted = member.commit(bad, good)
+    assert (refused["status"], accepted["status"]) == ("refused", "accepted")
+    assert reason in (refused["reason"], None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "pointer"),
+    [
+        (lambda commit: commit.pop("epoch"), "/commits/0"),
+        (lambda commit: commit.update(epoch="one"), "/commits/0/epoch"),
+        (lambda commit: commit["positions"][0].pop("from"), "/commits/0/positions/0"),
+        (lambda commit: commit["segment"]["chunks"][0].pop("crc32"), "/commits/0/segment/chunks/0"),
+        (lambda commit: commit["segment"].update(id="../../etc/passwd"), "/commits/0/segment/id"),
+        (lambda commit: commit.update(counters={"records_in": "many"}), "/commits/0/counters/records_in"),
+    ],
+)
+def test_a_commit_that_is_none_is_422_with_a_pointer(
+    member: Member, break_it: Callable[[Json], object], pointer: str
+) -> None:
+    member.post_records(1)
+    commit = member.commit_of(member.poll([])["tasks"][0])
+    break_it(commit)
+    answer = member.ask(":commit", {"commits": [commit]})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+def test_a_new_slot_in_the_same_place_fences_the_old_one(member: Member) -> None:
+    member.post_records(1)
+    commit = member.commit_of(member.poll([])["tasks"][0])
+    member.join_slot(uuid4().hex).raise_for_status()
+    assert member.commit(commit)[0]["status"] == "refused"
+    gone = member.ask(":poll", {"tasks": []})
+    assert (gone.status_code, gone.json()["code"]) == (410, "instance_gone")
+    assert member.ask("/segments", {"segments": [uuid4().hex]}).status_code == 410
+
+
+def test_an_instance_that_starts_again_takes_the_place_of_the_former_one(member: Member) -> None:
+    assert member.join("2")["instance_id"] == member.instance
+    assert member.heartbeat().status_code == 410
+    assert member.ask(":poll", {"tasks": []}).status_code == 410
+
+
+def test_an_instance_that_left_has_no_slots_and_may_leave_again(member: Member) -> None:
+    path = f"/v1/instances/{member.instance}:leave"
+    assert member.http.post(path, json={"incarnation": "1"}).status_code == 204
+    assert member.http.post(path, json={"incarnation": "1"}).status_code == 204
+    shown = member.admin.get("/v1/instances").json()["items"][0]
+    assert (shown["state"], shown["slots"]) == ("gone", [])
+
+
+def test_a_slot_that_leaves_frees_its_tasks_at_once(member: Member) -> None:
+    assert member.ask(":leave").status_code == 204
+    assert member.admin.get("/v1/groups/copy").json()["assignment"] == {"0_0": None}
+
+
+def test_a_job_that_stops_tells_its_slots_to_leave(member: Member) -> None:
+    holds = held(member.poll([]))
+    thread, answers = later(lambda: member.poll(holds, timeout_ms=10_000))
+    assert member.admin.post("/v1/jobs/copy:stop").json()["state"] == "draining"
+    thread.join(30)
+    assert answers[0]["directive"] == "leave"
+    member.ask(":leave")
+    assert member.admin.get("/v1/jobs/copy").json()["state"] == "stopped"
+
+
+def test_a_task_that_fails_fails_its_job_with_the_record_and_the_record_can_be_skipped(member: Member) -> None:
+    member.post_records(3)
+    [task] = member.poll([])["tasks"]
+    error = {"code": "expression_failed", "operator": "f", "partition": 0, "offset": 1, "detail": "not a number"}
+    failed = {"task": task["task"], "epoch": task["epoch"], "error": error}
+    assert member.ask(":fail", failed).status_code == 204
+    job = member.admin.get("/v1/jobs/copy").json()
+    assert (job["state"], job["error"]["offset"], job["error"]["detail"]) == ("failed", 1, "not a number")
+    assert member.admin.get("/v1/jobs/copy/errors").json()["items"][0]["error"]["operator"] == "f"
+    assert member.poll(held({"tasks": [task]}))["directive"] == "leave"
+    skip = {"partition": 0, "offset": 1}
+    assert member.admin.post("/v1/jobs/copy:skip", json=skip).status_code == 200
+    member.ask(":leave")
+    assert member.admin.post("/v1/jobs/copy:restart").json()["state"] == "starting"
+    member.slot = uuid4().hex
+    member.join_slot(member.slot).raise_for_status()
+    assert member.poll([])["tasks"][0]["skips"] == [1]
+
+
+def test_chunks_are_found_from_any_offset(member: Member) -> None:
+    member.post_records(5)
+    stream_id = member.joined.json()["streams"]["clicks"]["id"]
+    query = {"stream_id": stream_id, "partition": 0, "from": 2, "max_records": 10}
+    path = f"/v1/instances/{member.instance}/slots/{member.slot}/chunks"
+    found = member.http.get(path, params=query).json()
+    assert (found["start"], found["end"], found["chunks"][0]["records"]) == (0, 5, 5)
+    assert member.http.get(path, params={**query, "partition": 9}).status_code == 404
+    assert member.http.get(path, params={**query, "from": -1}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "change", [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"x": 1}]
+)
+def test_an_instance_that_can_not_be_is_refused(service: Serving, change: Json) -> None:
+    told = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
+    answer = service.client("instance").post("/v1/instances:join", json=told)
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "invalid_request"
+
+
+def test_an_unknown_instance_is_404_and_an_unknown_slot_is_410(member: Member) -> None:
+    assert member.http.post("/v1/instances/nobody:heartbeat", json={"incarnation": "1"}).status_code == 404
+    assert member.admin.get("/v1/instances/nobody").status_code == 404
+    assert member.ask(":poll", {"tasks": []}, slot="nobody").status_code == 410
+
+
+def test_a_closing_service_lets_its_long_polls_go(tmp_path: Path, database_url: str) -> None:
+    with serving(tmp_path, database_url) as running:
+        member = Member(running)
+        holds = held(member.poll([]))
+        thread, answers = later(lambda: member.poll(holds, timeout_ms=10_000))
+        began = time.monotonic()
+        while not running.hub.has_waiters:
+            assert time.monotonic() - began < 5
+        running.hub.close()
+        thread.join(5)
+        assert answers[0]["directive"] == "run"
+        assert time.monotonic() - began < 3.5

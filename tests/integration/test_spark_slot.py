@@ -1,0 +1,380 @@
+"""A slot's loop against the real API on SQLite, turn by turn, in this process: no Spark, every edge in reach."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.storage.replica import Replica
+from service.storage.segments import Storage
+from spark_jobs import slot as slots
+from spark_jobs.client import Api, Gone, Json, Place, Unreachable
+from spark_jobs.pulse import Pulse
+from spark_jobs.slot import Slot
+from tests.serving import Serving, serving
+
+HOUR = 3_600_000
+ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": HOUR}
+POSITIVE = {"op": "filter", "name": "positive", "where": "(value->>'n')::bigint > 0"}
+
+
+class World:
+    """A service, an instance that joined, and slots that live when a test says so."""
+
+    def __init__(self, service: Serving, folder: Path, opened: ExitStack) -> None:
+        self.service, self.folder, self.opened = service, folder, opened
+        self.admin = service.client("admin")
+        self.api = opened.enter_context(Api(service.url, service.secrets["instance"]))
+        told: Json = {"name": "here", "incarnation": "1", "host": "localhost", "cores": 4}
+        self.member = self.api.join_instance(told)
+        self.call("POST", "/v1/streams", json={"name": "clicks", "partitions": 2})
+
+    def call(self, method: str, path: str, **how: Any) -> Any:
+        answer = self.admin.request(method, path, **how)
+        if answer.is_error:
+            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
+        return answer.json() if answer.content else None
+
+    def job(self, name: str = "job", **fields: Any) -> str:
+        spec = {"name": name, "source": "clicks", "operators": [ONCE], "sink": f"{name}-out", "commit_interval_ms": 0}
+        return str(self.call("POST", "/v1/jobs", json=spec | fields)["id"])
+
+    def state(self, name: str = "job") -> Json:
+        found: Json = self.call("GET", f"/v1/jobs/{name}")
+        return found
+
+    def post(self, *ids: Any, partition: int = 0) -> None:
+        """Records of one key, with these `id`s."""
+        records = [
+            {"key": "k", "value": {"id": i, "n": i}, "timestamp": 1_700_000_000_000, "partition": partition}
+            for i in ids
+        ]
+        self.call("POST", "/v1/streams/clicks/records", json={"records": records})
+
+    def out(self, name: str = "job", partition: int = 0) -> list[Any]:
+        """The `id`s that came out."""
+        where = {"partition": partition, "from_offset": 0, "limit": 1000}
+        page = self.call("GET", f"/v1/streams/{name}-out/records", params=where)
+        return [record["value"]["id"] for record in page["records"]]
+
+    def all_out(self, name: str = "job") -> list[Any]:
+        return [i for partition in range(2) for i in self.out(name, partition)]
+
+    def slot(self, job_id: str, index: int = 0) -> Slot:
+        place = Place(
+            self.service.url,
+            self.service.secrets["instance"],
+            self.member.instance_id,
+            self.member.storage_uri,
+            self.folder / "replicas",
+            job_id,
+        )
+        pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
+        joined = self.api.join_slot(
+            self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=job_id, index=index
+        )
+        return self.opened.enter_context(Slot(self.api, place, joined, pulse))
+
+
+@pytest.fixture
+def world(tmp_path: Path, migrated_sqlite: Path) -> Iterator[World]:
+    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=3000) as service, ExitStack() as opened:
+        yield World(service, tmp_path, opened)
+
+
+def turn_until(slot: Slot, is_so: Callable[[], bool], turns: int = 30) -> None:
+    """Turn until it is so; each turn is one poll and all that follows."""
+    for _ in range(turns):
+        if is_so():
+            return
+        slot.turn()
+    raise AssertionError(f"not so after {turns} turns")
+
+
+def has_come_out(world: World, which: Any) -> bool:
+    return which in world.all_out()
+
+
+def end(slot: Slot) -> None:
+    """What the end of its process does."""
+    slot.__exit__(None, None, None)
+
+
+def failing(error: Exception, times: int, then: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that fails so often before it works."""
+    left = [times]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return then(*arguments, **named)
+
+    return call
+
+
+# ---------------------------------------------------------------- the way of a record
+
+
+def test_records_pass_are_committed_and_replayed(world: World) -> None:
+    slot = world.slot(world.job())
+    world.post(1, 2, 1, 3)
+    turn_until(slot, lambda: len(world.all_out()) == 3)
+    world.post(2, 4)
+    turn_until(slot, lambda: len(world.all_out()) == 4)
+    assert world.all_out() == [1, 2, 3, 4]
+    assert world.state()["state"] == "running"
+
+
+def test_a_batch_is_bounded_by_what_the_job_says(world: World) -> None:
+    slot = world.slot(world.job(max_batch_records=2))
+    world.post(1, 2, 3, 4, 5)
+    turn_until(slot, lambda: len(world.all_out()) >= 2)
+    assert world.all_out() == [1, 2]
+    turn_until(slot, lambda: len(world.all_out()) == 5)
+
+
+def test_the_first_record_after_idle_does_not_wait_for_the_commit_interval(world: World) -> None:
+    slot = world.slot(world.job(commit_interval_ms=60_000))
+    world.post(1)
+    started = time.monotonic()
+    turn_until(slot, lambda: world.all_out() == [1])
+    assert time.monotonic() - started < 5
+
+
+def test_under_load_commits_keep_their_distance(world: World) -> None:
+    slot = world.slot(world.job(commit_interval_ms=1000))
+    world.post(1)
+    turn_until(slot, lambda: world.all_out() == [1])
+    first = time.monotonic()
+    world.post(2)
+    turn_until(slot, lambda: world.all_out() == [1, 2])
+    assert time.monotonic() - first > 0.5
+
+
+def test_a_full_batch_does_not_wait(world: World) -> None:
+    slot = world.slot(world.job(commit_interval_ms=60_000, max_batch_records=2))
+    world.post(1)
+    turn_until(slot, lambda: world.all_out() == [1])
+    world.post(2, 3)
+    turn_until(slot, lambda: world.all_out() == [1, 2, 3], turns=5)
+
+
+def test_two_slots_share_the_tasks(world: World) -> None:
+    job = world.job()
+    first, second = world.slot(job, 0), world.slot(job, 1)
+    turn_until(first, lambda: world.state()["state"] == "running" or not second.turn())
+    members = world.call("GET", "/v1/groups/job")["members"]
+    assert sorted(len(member["tasks"]) for member in members) == [1, 1]
+
+
+def test_leaving_gives_the_tasks_up(world: World) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    world.call("POST", "/v1/jobs/job:stop")
+    assert slot.turn() is False
+    assert world.state()["state"] == "stopped"
+
+
+def test_a_draining_instance_tells_its_slots_to_leave_and_takes_their_last_commit(world: World) -> None:
+    slot = world.slot(world.job())
+    world.post(1)
+    turn_until(slot, lambda: world.all_out() == [1])
+    world.api.leave_instance(world.member.instance_id, "1", drain=True)
+    assert slot.turn() is False
+    assert world.call("GET", f"/v1/instances/{world.member.instance_id}")["slots"] == []
+    world.api.leave_instance(world.member.instance_id, "1", drain=False)
+    assert world.call("GET", f"/v1/instances/{world.member.instance_id}")["state"] == "gone"
+
+
+def test_a_replaced_slot_finds_itself_gone(world: World) -> None:
+    job = world.job()
+    old = world.slot(job)
+    old.turn()
+    new = world.slot(job)
+    with pytest.raises(Gone):
+        old.turn()
+    world.post(1)
+    turn_until(new, lambda: world.all_out() == [1])
+
+
+# ---------------------------------------------------------------- restore
+
+
+def test_a_lost_replica_is_restored_from_the_changelog(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "RESTORE_RECORDS", 1)
+    monkeypatch.setattr(slots, "RESTORE_ALONE_S", 0.0)
+    job = world.job()
+    first = world.slot(job)
+    for i in range(6):
+        world.post(i)
+        turn_until(first, partial(has_come_out, world, i))
+    end(first)
+    shutil.rmtree(world.folder / "replicas")
+    second = world.slot(job)
+    world.post(*range(8))
+    turn_until(second, lambda: len(world.all_out()) == 8)
+    assert world.all_out() == list(range(8))
+
+
+def test_a_kept_replica_is_not_restored_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.job()
+    first = world.slot(job)
+    world.post(1)
+    turn_until(first, lambda: world.all_out() == [1])
+    end(first)
+    asked: list[Any] = []
+    monkeypatch.setattr(world.api, "find_chunks", lambda *where: asked.append(where))
+    second = world.slot(job)
+    world.post(1, 2)
+    turn_until(second, lambda: world.all_out() == [1, 2])
+    assert asked == []
+
+
+def test_an_unknown_outcome_is_settled_by_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit counts, its answer never comes: the replica catches up from the changelog, nothing runs twice."""
+    slot = world.slot(world.job())
+    slot.turn()
+    world.post(1)
+    commit = world.api.commit
+
+    def lost(*arguments: Any, **named: Any) -> Any:
+        commit(*arguments, **named)
+        monkeypatch.setattr(world.api, "commit", commit)
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(world.api, "commit", lost)
+    turn_until(slot, lambda: world.all_out() == [1])
+    world.post(1, 2)
+    turn_until(slot, lambda: world.all_out() == [1, 2])
+
+
+def test_a_refused_commit_is_run_again_from_what_the_catalog_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    world.post(1)
+    commit = world.api.commit
+
+    def stale(path: str, commits: Sequence[Json], **named: Any) -> Any:
+        monkeypatch.setattr(world.api, "commit", commit)
+        return commit(path, [{**each, "version": 99} for each in commits], **named)
+
+    monkeypatch.setattr(world.api, "commit", stale)
+    turn_until(slot, lambda: world.all_out() == [1])
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_poisoned_record_fails_its_job_with_partition_and_offset_and_may_be_skipped(world: World) -> None:
+    job = world.job(operators=[POSITIVE])
+    world.post(1, "poison", 2, partition=1)
+    slot = world.slot(job)
+    turn_until(slot, lambda: world.state()["state"] == "failed")
+    error = world.state()["error"]
+    assert (error["code"], error["operator"], error["stream"]) == ("expression_failed", "positive", "clicks")
+    assert (error["partition"], error["offset"], error["task"]) == (1, 1, "0_1")
+    assert slot.turn() is False
+    world.call("POST", "/v1/jobs/job:skip", json={"partition": 1, "offset": 1})
+    world.call("POST", "/v1/jobs/job:restart")
+    again = world.slot(job)
+    turn_until(again, lambda: world.all_out() == [1, 2])
+
+
+def test_a_failing_record_is_dropped_where_the_job_says_so(world: World) -> None:
+    slot = world.slot(world.job(operators=[POSITIVE], on_error="drop"))
+    world.post(1, "poison", 2)
+    turn_until(slot, lambda: world.all_out() == [1, 2])
+
+
+def test_a_damaged_segment_fails_the_job_and_names_the_file(world: World) -> None:
+    job = world.job()
+    world.post(1)
+    (file,) = (world.folder / "storage").rglob("*.arrows")
+    file.write_bytes(file.read_bytes()[:-10])
+    slot = world.slot(job)
+    turn_until(slot, lambda: world.state()["state"] == "failed")
+    error = world.state()["error"]
+    assert error["code"] == "segment_damaged"
+    assert file.name in error["detail"]
+
+
+def test_a_missing_segment_fails_the_job_after_it_was_looked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "MAX_ATTEMPTS", 2)
+    job = world.job()
+    world.post(1)
+    (file,) = (world.folder / "storage").rglob("*.arrows")
+    file.unlink()
+    slot = world.slot(job)
+    turn_until(slot, lambda: world.state()["state"] == "failed")
+    assert world.state()["error"]["code"] == "segment_missing"
+
+
+def test_a_passing_disk_error_is_survived(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    world.post(1)
+    monkeypatch.setattr(Storage, "write", failing(OSError(28, "No space left on device"), 2, Storage.write))
+    turn_until(slot, lambda: world.all_out() == [1])
+
+
+def test_a_lasting_disk_error_fails_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "MAX_ATTEMPTS", 2)
+    slot = world.slot(world.job())
+    slot.turn()
+    world.post(1)
+    monkeypatch.setattr(Storage, "write", failing(OSError(28, "No space left on device"), 99, Storage.write))
+    turn_until(slot, lambda: world.state()["state"] == "failed")
+    assert world.state()["error"]["code"] == "io_failed"
+    assert "No space left" in world.state()["error"]["detail"]
+
+
+def test_one_failing_task_does_not_stop_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    read = slots.read_batch
+
+    def fails_on_partition_0(storage: Storage, work: Any, skips: Any) -> Any:
+        if work.partition == 0:
+            raise OSError("this disk only")
+        return read(storage, work, skips)
+
+    monkeypatch.setattr(slots, "read_batch", fails_on_partition_0)
+    world.post(1, partition=0)
+    world.post(2, partition=1)
+    turn_until(slot, lambda: world.all_out() == [2])
+    monkeypatch.setattr(slots, "read_batch", read)
+    turn_until(slot, lambda: sorted(world.all_out()) == [1, 2])
+
+
+def test_a_fault_of_ours_is_the_jobs_state_not_the_slots_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    monkeypatch.setattr(slots, "run_batch", failing(ZeroDivisionError("a bug"), 99, slots.run_batch))
+    world.post(1)
+    turn_until(slot, lambda: world.state()["state"] == "failed")
+    assert world.state()["error"]["code"] == "internal_error"
+    assert "ZeroDivisionError: a bug" in world.state()["error"]["detail"]
+
+
+def test_a_replica_that_breaks_at_replay_is_restored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = world.slot(world.job())
+    slot.turn()
+    monkeypatch.setattr(Replica, "apply", failing(OSError("the disk is gone"), 1, Replica.apply))
+    world.post(1)
+    turn_until(slot, lambda: world.all_out() == [1])
+    world.post(1, 2)
+    turn_until(slot, lambda: world.all_out() == [1, 2])

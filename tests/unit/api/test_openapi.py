@@ -1,0 +1,84 @@
+"""The OpenAPI document: valid, committed, readable, and its examples are what it says."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from service.app import create_app
+from service.cli import DOCUMENT
+from service.settings import Settings
+
+OPEN = {"/healthz", "/readyz"}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return create_app(Settings()).openapi()
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield method.upper(), path, operation
+
+
+def test_it_is_valid(document: dict[str, Any]) -> None:
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+
+
+def test_the_committed_one_is_what_the_routes_declare(document: dict[str, Any]) -> None:
+    assert orjson.loads(DOCUMENT.read_bytes()) == document, "run `millrace openapi`"
+
+
+def test_operation_ids_are_readable_and_unique(document: dict[str, Any]) -> None:
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in ids)
+
+
+def test_each_operation_says_what_it_does_belongs_somewhere_and_names_its_errors(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        where = f"{method} {path}"
+        assert operation["description"], where
+        assert operation["tags"], where
+        responses = operation["responses"]
+        if path not in OPEN:
+            assert operation["security"] == [{"key": []}], where
+            assert {"401", "403"} <= set(responses), where
+        if "{" in path:
+            assert {"404", "410"} & set(responses), where
+        if "requestBody" in operation:
+            assert {"415", "422", "413"} <= set(responses), where
+        for status, response in responses.items():
+            if status == "default" or (int(status) >= 400 and path not in OPEN):
+                assert list(response["content"]) == ["application/problem+json"], f"{where} {status}"
+
+
+def test_names_in_paths_end_before_the_colon_of_a_verb(document: dict[str, Any]) -> None:
+    assert {"/v1/jobs/{job}:pause", "/v1/jobs:validate", "/v1/instances/{instance}/slots/{slot}:commit"} <= set(
+        document["paths"]
+    )
+
+
+def examples(document: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    found = []
+    for method, path, operation in operations(document):
+        for kind, media in operation.get("requestBody", {}).get("content", {}).items():
+            if "example" in media and kind == "application/json":
+                found.append((f"{method} {path}", media["schema"], media["example"]))
+    for name, schema in document["components"]["schemas"].items():
+        found += [(name, schema, example) for example in schema.get("examples", [])]
+    return found
+
+
+def test_examples_are_what_their_schemas_ask_for(document: dict[str, Any]) -> None:
+    checked = examples(document)
+    assert len(checked) >= 6
+    for where, schema, example in checked:
+        validator = Draft202012Validator({**schema, "components": document["components"]})
+        assert [error.message for error in validator.iter_errors(example)] == [], where

@@ -1,0 +1,173 @@
+"""The client against a real server that loses answers: what is asked again, and under which ids."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from spark_jobs.client import Api, Gone, Refused, Unreachable
+
+Answer = tuple[int, dict[str, Any]] | None  # None: the connection is closed without one
+Commit = dict[str, Any]
+
+
+class Server(ThreadingHTTPServer):
+    """Gives one prepared answer after another, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Answer] = []
+        self.asked: list[tuple[str, str, Any, str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+        self.server.asked.append((self.command, self.path, body, self.headers.get("Authorization")))
+        answer = self.server.answers.pop(0)
+        if answer is None:
+            self.close_connection = True
+            return
+        status, document = answer
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def api(server: Server) -> Iterator[Api]:
+    with Api(server.url, "secret") as client:
+        yield client
+
+
+def problem(status: int, code: str) -> Answer:
+    return status, {"code": code, "detail": "no"}
+
+
+def accepted(offset: int) -> Answer:
+    published = [{"stream_id": "s", "partition": 0, "first_offset": offset, "end_offset": offset + 1}]
+    return 200, {"results": [{"status": "accepted", "reason": None, "published": published}]}
+
+
+def test_every_request_carries_the_key(server: Server, api: Api) -> None:
+    server.answers = [(200, {"results": []})]
+    api.commit("/slot", [])
+    assert server.asked[0][3] == "Bearer secret"
+
+
+def test_a_commit_whose_answer_was_lost_is_repeated_under_the_same_id(server: Server, api: Api) -> None:
+    server.answers = [None, accepted(42)]
+    (verdict,) = api.commit("/slot", [{"commit_id": "c1"}])
+    assert (verdict.is_accepted, verdict.first_offsets) == (True, [42])
+    assert [body for _, _, body, _ in server.asked] == [{"commits": [{"commit_id": "c1"}]}] * 2
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_an_answer_that_settles_nothing_is_asked_for_again(server: Server, api: Api, status: int) -> None:
+    server.answers = [problem(status, "busy"), accepted(0)]
+    assert api.commit("/slot", [{"commit_id": "c1"}])[0].is_accepted
+
+
+def test_reserved_segments_keep_their_ids_when_asked_again(server: Server, api: Api) -> None:
+    server.answers = [None, (200, {"paths": {"s1": "segments/s1", "s2": "segments/s2"}})]
+    assert api.register_segments("/slot", 2) == [("s1", "segments/s1"), ("s2", "segments/s2")]
+    assert server.asked[0][2] == server.asked[1][2]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(404, Gone), (410, Gone), (401, Refused), (403, Refused), (409, Refused), (422, Refused)]
+)
+def test_a_refusal_is_not_asked_for_again(server: Server, api: Api, status: int, error: type[Refused]) -> None:
+    server.answers = [problem(status, "some_code")]
+    with pytest.raises(error, match="some_code"):
+        api.commit("/slot", [])
+    assert len(server.asked) == 1
+
+
+def test_a_refusal_that_is_no_problem_document_still_says_its_status(server: Server, api: Api) -> None:
+    server.answers = [(403, {"oops": True})]
+    with pytest.raises(Refused, match="403"):
+        api.commit("/slot", [])
+
+
+def test_patience_ends(server: Server, api: Api) -> None:
+    server.answers = [None] * 100
+    with pytest.raises(Unreachable):
+        api.commit("/slot", [], patience_s=0.2)
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with Api("http://127.0.0.1:1", "secret") as api, pytest.raises(Unreachable):
+        api.commit("/slot", [], patience_s=0.1)
+
+
+def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) -> None:
+    chunk = {"path": "p", "segment": "s", "index": 0, "byte_offset": 0, "byte_length": 9, "crc32": 1}
+    chunk |= {"first_offset": 5, "records": 10}
+    task = {
+        "task": "t",
+        "name": "0_0",
+        "sub_topology": 0,
+        "partition": 0,
+        "epoch": 2,
+        "version": 3,
+        "inputs": [{"stream_id": "in", "partition": 0, "position": 5, "end": 100}],
+        "work": {"stream_id": "in", "partition": 0, "from": 5, "to": 15, "chunks": [chunk]},
+        "changelogs": {"store": {"stream_id": "log", "partition": 0, "end": 7}},
+        "skips": [9],
+    }
+    server.answers = [(200, {"directive": "run", "tasks": [task]})]
+    (found,) = api.poll("/slot", [], 0).tasks
+    assert found.work is not None
+    assert (found.work.start, found.work.end, found.work.chunks[0].records) == (5, 15, 10)
+    assert (dict(found.changelogs), found.skips) == ({"store": 7}, frozenset({9}))
+
+
+def make_verbs() -> list[Callable[[Api], object]]:
+    return [
+        lambda api: api.join_instance({}),
+        lambda api: api.heartbeat("i", "1", {}, ""),
+        lambda api: api.join_slot("i", slot_id="s", job_id="j", index=0),
+        lambda api: api.poll("/slot", [], 0),
+        lambda api: api.find_chunks("/slot", "s", 0, 0, 1),
+        lambda api: api.fail_task("/slot", task_id="t", epoch=1, error={}),
+    ]
+
+
+@pytest.mark.parametrize("verb", make_verbs())
+def test_whatever_is_asked_of_the_gone_is_answered_with_gone(
+    server: Server, api: Api, verb: Callable[[Api], object]
+) -> None:
+    server.answers = [problem(410, "instance_gone")]
+    with pytest.raises(Gone):
+        verb(api)

@@ -1,0 +1,40 @@
+"""The command line of an instance: what it takes from the environment, and from where nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.instance import parse
+
+NEEDED = ["--api", "http://127.0.0.1:8080/", "--spark-master", "local[2]"]
+
+
+def test_key_and_replica_folder_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_API_KEY", "secret")
+    monkeypatch.setenv("MILLRACE_REPLICA_DIR", "/fast/disk")
+    options = parse(NEEDED)
+    assert (options.api_key, options.replica_dir) == ("secret", Path("/fast/disk"))
+    assert options.api == "http://127.0.0.1:8080"
+
+
+def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_REPLICA_DIR", "/fast/disk")
+    assert parse([*NEEDED, "--replica-dir", "/other"]).replica_dir == Path("/other")
+
+
+def test_the_name_is_stable_without_being_given() -> None:
+    assert parse(NEEDED).name == parse(NEEDED).name != ""
+
+
+def test_the_ui_and_the_watch_on_stdin_are_off_unless_asked_for() -> None:
+    options = parse(NEEDED)
+    assert not options.has_ui
+    assert not options.watches_stdin
+
+
+def test_where_the_api_is_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--spark-master", "local[2]"])
+    assert "--api" in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""Signs of life: who is named as silent, and when the lease is kept beside a long batch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_jobs import pulse
+from spark_jobs.pulse import LeaseKeeper, Pulse, silent_attempts
+
+
+def test_a_slot_that_ends_well_leaves_no_file(tmp_path: Path) -> None:
+    with Pulse(tmp_path / "pulses"):
+        assert len(list((tmp_path / "pulses").iterdir())) == 1
+    assert not list((tmp_path / "pulses").iterdir())
+
+
+def test_a_beating_slot_is_not_silent(tmp_path: Path) -> None:
+    with Pulse(tmp_path) as slot:
+        slot.beat()
+        assert silent_attempts(tmp_path, 5.0) == []
+
+
+def test_a_silent_attempt_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "17"
+    file.touch()
+    os.utime(file, (time.time() - 60, time.time() - 60))
+    assert silent_attempts(tmp_path, 30.0) == [17]
+    assert silent_attempts(tmp_path, 30.0) == []
+
+
+def test_there_may_be_no_folder_yet(tmp_path: Path) -> None:
+    assert silent_attempts(tmp_path / "none", 1.0) == []
+
+
+def test_the_lease_is_renewed_while_the_loop_is_in_a_long_batch(tmp_path: Path) -> None:
+    renewed = threading.Event()
+    with Pulse(tmp_path) as slot, LeaseKeeper(renewed.set, slot, lease_ms=50):
+        assert renewed.wait(5)
+
+
+def test_nobody_renews_for_a_loop_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "BUSY_LIMIT_S", 0.0)
+    renewed = threading.Event()
+    with Pulse(tmp_path) as slot, LeaseKeeper(renewed.set, slot, lease_ms=5):
+        assert not renewed.wait(0.1)
