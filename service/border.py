@@ -21,6 +21,7 @@ from service.settings import Settings
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHILE_DRAINING = ("/v1/instances", "/healthz", "/readyz", "/metrics")  # instances commit and leave
+_BUSY = ("/v1/instances", "/v1/stores")  # asked all the time: what goes well is counted, not logged
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
@@ -67,7 +68,7 @@ class RequestBorder:
         route = getattr(scope.get("route"), "path_format", "unknown")
         metrics.REQUESTS.labels(scope["method"], route, status).inc()
         metrics.REQUEST_SECONDS.labels(scope["method"], route).observe(seconds)
-        if scope["path"] in _QUIET or (status < 400 and route.startswith("/v1/instances")):
+        if scope["path"] in _QUIET or (status < 400 and route.startswith(_BUSY)):
             return
         self._log.info(
             "request", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1000, 2)

@@ -22,7 +22,7 @@ import structlog
 from service import logs
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
-from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
+from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
 from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
@@ -30,6 +30,7 @@ from spark_jobs.client import (
     Api,
     ApiError,
     AssignedTask,
+    ChunkRange,
     Gone,
     JoinedSlot,
     Json,
@@ -42,6 +43,7 @@ from spark_jobs.client import (
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
 from spark_jobs.task import Done, Routes, described, read_batch, run_batch
+from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
@@ -147,6 +149,7 @@ class Slot:
         self._topology = Topology.from_json(joined.topology)
         self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
+        self._views = KeptViews(place.redis_url, joined, self._topology.stores(), self._storage, self._find_chunks)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
@@ -164,6 +167,7 @@ class Slot:
         self._keeper.__exit__()
         for task in self._tasks.values():
             task.close()
+        self._views.close()
 
     def turn(self) -> bool:
         """Ask what to do and do it once; False after leaving. Raises Gone when the slot is not there any more."""
@@ -175,6 +179,7 @@ class Slot:
             self._take(answer.tasks)
             self._restore()
             self._run_round()
+            self._views.keep_up(self._tasks.values())
         except Unreachable as error:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
             self.log.warning("api_unreachable", error=str(error))
@@ -196,7 +201,7 @@ class Slot:
     def _wait_ms(self) -> int:
         """How long the API may keep the question; it keeps it for less than the lease allows."""
         is_restoring = any(not task.is_caught_up and not task.is_waiting for task in self._tasks.values())
-        return 0 if is_restoring else self._joined.lease_ms
+        return 0 if is_restoring or self._views.is_behind else self._joined.lease_ms
 
     def _pause_s(self) -> float:
         """What is left of the commit interval, but none while a full batch waits; a moment where only what failed
@@ -264,10 +269,12 @@ class Slot:
             since = task.positions[name]
             if since >= end:
                 continue
-            changelog = self._joined.stores[name].changelog
-            found = self._api.find_chunks(self._path, changelog, task.now.partition, since, RESTORE_RECORDS)
+            found = self._find_chunks(self._joined.stores[name].changelog, task.now.partition, since)
             reached = replay(task.replicas[name], self._storage, found.chunks, since)
             task.positions[name] = reached if found.chunks else end  # offsets that no chunk holds carry no changes
+
+    def _find_chunks(self, changelog: str, partition: int, since: int) -> ChunkRange:
+        return self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
 
     # ------------------------------------------------------------ run
 
@@ -338,6 +345,7 @@ class Slot:
         for store, index in written.done.changelogs.items():
             chunk = written.chunk(index, verdict.first_offsets[index])
             task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
+            self._views.follow(task.now, store, chunk)
 
     # ------------------------------------------------------------ failures
 
@@ -372,7 +380,7 @@ class Slot:
         if task.now.work is not None:
             names = {stream.id: name for name, stream in self._joined.streams.items()}
             place = {"stream": names.get(task.now.work.stream_id), "partition": task.now.work.partition}
-        if isinstance(error, ExpressionFailed):
+        if isinstance(error, OperatorFailed):
             place |= {"operator": error.operator, "offset": error.offset}
             return {"code": error.code, "detail": error.detail, **place}
         if isinstance(error, SegmentUnreadable):

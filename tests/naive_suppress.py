@@ -14,6 +14,9 @@ Record = dict[str, Any]
 Window = dict[str, Any]
 
 
+MAX_KEY_BYTES = 400  # longer ones are dropped, but they move time
+
+
 class Full(Exception):
     """A buffer that shuts down when full was full."""
 
@@ -38,6 +41,8 @@ class Suppress:
         if record["key"] is None:
             return []
         self.obs = max(self.obs, record["timestamp"])
+        if len(record["key"].encode()) > MAX_KEY_BYTES:
+            return self.evict_while(self.is_head_due)
         who = (record["key"], None if record["window"] is None else tuple(record["window"].items()))
         first = record["window"]["end"] if self.is_final else record["timestamp"]
         self.buffer[who] = (self.buffer[who][0] if who in self.buffer else first, record)
@@ -114,6 +119,8 @@ class Distinct:
         if record["key"] is None:
             return []
         self.obs = max(self.obs, record["timestamp"])
+        if len(record["key"].encode()) > MAX_KEY_BYTES:
+            return []
         window = (self.session if self.window["type"] == "session" else self.tumbling)(record)
         return [] if window is None else [{**record, "window": {"start": window[0], "end": window[1]}}]
 

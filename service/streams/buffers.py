@@ -13,6 +13,7 @@ identity  the key in its ordered form, then, if windowed, two int64 big-endian: 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -77,15 +78,32 @@ def times_and_sizes(entries: list[bytes]) -> tuple[Int64s, Int64s]:
     return pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
 
 
+def split_identities(of: pa.Array, *, is_session: bool) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The inverse of `identities`: keys, starts and ends."""
+    keys, windows = store_keys.split_ordered(of)
+    return keys, *_windows(windows, is_session=is_session)
+
+
 def unpack_entries(of: pa.Array, entries: list[bytes], *, is_session: bool) -> pa.RecordBatch:
     """The records (RECORD_SCHEMA) that are buffered under identities."""
+    keys, starts, ends = split_identities(of, is_session=is_session)
+    return unpack_records(keys, starts, ends, entries)
+
+
+def unpack_records(keys: pa.Array, starts: pa.Array, ends: pa.Array, entries: list[bytes]) -> pa.RecordBatch:
+    """The records (RECORD_SCHEMA) in entries of which the rest is known."""
     packed = np.frombuffer(b"".join([entry[: _HEADER.itemsize] for entry in entries]), _HEADER)
-    keys, windows = store_keys.split_ordered(of)
-    starts, ends = _windows(windows, is_session=is_session)
-    bodies = pc.binary_slice(pa.array(entries, pa.binary()), _HEADER.itemsize, None)
+    bodies = pa.array([entry[_HEADER.itemsize :] for entry in entries], pa.binary())
     values, headers = _bodies(bodies, packed["value"], packed["headers"])
     stamps = pa.array(packed["timestamp"].astype(np.int64))
     return pa.RecordBatch.from_arrays([keys, values, stamps, starts, ends, headers], schema=RECORD_SCHEMA)
+
+
+def buffered(entries: Mapping[bytes, bytes], *, is_session: bool) -> pa.RecordBatch:
+    """The records (RECORD_SCHEMA) in a whole store of this layout, in the order of its keys."""
+    held = sorted(entry for entry in entries.items() if entry[0][:1] == store_keys.TABLE)
+    of = pa.array([key[1:] for key, _ in held], pa.binary())
+    return unpack_entries(of, [value for _, value in held], is_session=is_session)
 
 
 def _windows(packed: pa.Array, *, is_session: bool) -> tuple[pa.Array, pa.Array]:

@@ -30,6 +30,10 @@ TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("offset", pa.int64()))
 CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 
+StoreType = Literal["key_value", "session", "window"]
+StoreKind = Literal["deduplicate", "aggregate", "distinct", "suppress"]
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """What a replica must know about a store to keep it: its names, and how its entries expire.
@@ -40,9 +44,9 @@ class StoreSpec:
 
     name: str
     operator: str
-    type: Literal["key_value", "session", "window"]
+    type: StoreType
     changelog: str
-    kind: Literal["deduplicate", "aggregate", "distinct", "suppress"]
+    kind: StoreKind
     interval_ms: int | None
 
 

@@ -63,8 +63,14 @@ def ordered(keys: pa.Array) -> pa.Array:
 
 def split_ordered(of: pa.Array) -> tuple[pa.Array, pa.Array]:
     """What begins with a key in its ordered form, as keys and the bytes that follow it (both binary)."""
-    split = [split_one(each) for each in of.to_pylist()]
-    return pa.array([key for key, _ in split], pa.binary()), pa.array([rest for _, rest in split], pa.binary())
+    data, starts, lengths = _parts(of)
+    lasts = np.full(len(of), _GROUP)  # where the byte behind the last group of each lies
+    longer = np.arange(len(of))
+    while len(longer := longer[data[starts[longer] + lasts[longer]] == _MORE]):
+        lasts[longer] += _GROUP + 1
+    used = lasts + 1
+    keys = lasts // (_GROUP + 1) * _GROUP + data[starts + lasts]
+    return _cut(data, starts, keys, skip=_GROUP), _cut(data, starts + used, lengths - used)
 
 
 def ordered_one(key: bytes) -> bytes:
@@ -165,6 +171,15 @@ def _parts(keys: pa.Array) -> tuple[Bytes, Int64s, Int64s]:
     ends = np.frombuffer(ends_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
     data = np.frombuffer(body, np.uint8) if body is not None else np.empty(0, np.uint8)
     return data[ends[0] : ends[-1]], ends[:-1] - ends[0], np.diff(ends)
+
+
+def _cut(data: Bytes, starts: Int64s, lengths: Int64s, skip: int | None = None) -> pa.Array:
+    """Pieces of `data` (binary), over one byte after every `skip`."""
+    ends = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    place = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    over = place // skip if skip else 0
+    return _binary(ends, data[np.repeat(starts, lengths) + place + over])
 
 
 def _binary(ends: Int64s, data: Bytes) -> pa.Array:

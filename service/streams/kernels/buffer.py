@@ -75,6 +75,15 @@ def pop(heap, size, times):  # type: ignore[no-untyped-def]
     heap[at] = last
 
 
+@nb.njit(nb.bool_(nb.int64[::1], nb.int64, nb.int64[::1], _INT64S), cache=True)
+def is_before(heap, size, times, known):  # type: ignore[no-untyped-def]
+    """Whether the head of the heap leaves before all that comes after (time, id) = known."""
+    if size == 0:
+        return False
+    head = heap[0]
+    return times[head] < known[0] or (times[head] == known[0] and head <= known[1])
+
+
 @nb.njit(
     nb.int64(
         _INT64S,
@@ -92,7 +101,9 @@ def pop(heap, size, times):  # type: ignore[no-untyped-def]
     ),
     cache=True,
 )
-def suppress(ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out):  # type: ignore[no-untyped-def]
+def suppress(  # type: ignore[no-untyped-def]
+    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out
+):
     """Feed the rows. Row i updates entry ids[i] (none if negative), with buffer time first_times[i] if it is new, to
     hold sizes[i] bytes. Then entries leave, lowest (time, id) first, while their time is at most due[i]; and while the
     buffer is over its bounds (records, bytes), or that is where it stops when it may not emit early.
@@ -126,9 +137,8 @@ def suppress(ids, first_times, due, sizes, times, held, sources, totals, bounds,
             is_due = size > 0 and times[heap[0]] <= due[row]
             if not is_due and not (is_over and is_early):
                 break
-            if not is_due and totals[0] > size:
-                if size == 0 or times[heap[0]] > known[0] or (times[heap[0]] == known[0] and heap[0] > known[1]):
-                    return NEEDS_MORE
+            if not is_due and totals[0] > size and not is_before(heap, size, times, known):
+                return NEEDS_MORE
             head = heap[0]
             pop(heap, size, times)
             size -= 1

@@ -6,7 +6,7 @@ It knows how entries meet the kernel as arrays; it refuses to know how long anyt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,39 +16,79 @@ import pyarrow.compute as pc
 from service.streams import buffers, store_keys
 from service.streams.kernels import buffer as kernel
 from service.streams.operators.keyed import Keyed
+from service.streams.operators.step import NO_CAUSE
 from service.streams.records import StateReader, as_records, as_task_batch
 
 Int64s = npt.NDArray[np.int64]
-NO_CAUSE: Final = -1  # the source offset of what no record caused
 _NOBODY: Final = -1  # the entry of a row that has none
+_NO_WINDOW: Final = -1  # sorts before all windows
 _ALL: Final = np.iinfo(np.int64).max
 _NOTHING = np.zeros(1, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Updates as arrays, row by row: `ids` into `identities` (binary, distinct), the buffer time that each would
-    begin with, stream time with it, the bytes that it counts for.
+    """Updates row by row: whose they are (`keys`: null where it can not be stored), the buffer time that each would
+    begin with, stream time with it, the bytes that it counts for. There may be one row more than there are records:
+    stream time moves on without one.
     """
 
-    ids: Int64s
-    identities: pa.Array
+    who: Who
     times: Int64s
     running: Int64s
     sizes: Int64s
 
     @classmethod
-    def of(cls, keyed: Keyed, times: Int64s, *, is_session: bool) -> Self:
-        """The rows with these buffer times; one whose key can not be stored moves time and has no entry."""
-        starts, ends = keyed.rows.column("window_start"), keyed.rows.column("window_end")
-        ids, keys, starts, ends = _distinct(keyed.keys, starts, ends)
-        identities = buffers.identities(keys, starts, ends, is_session=is_session)
-        return cls(ids, identities, times, keyed.running, _sizes(keyed.rows))
+    def of(cls, keyed: Keyed, times: Int64s) -> Self:
+        """Records with these buffer times."""
+        who = Who(keyed.keys, keyed.rows.column("window_start"), keyed.rows.column("window_end"))
+        return cls(who, times, keyed.running, _sizes(keyed.rows))
 
     def and_then(self, time: int) -> Feed:
         """The same, and then stream time moves on to `time`."""
-        ids, times, sizes = np.append(self.ids, _NOBODY), np.append(self.times, time), np.append(self.sizes, 0)
-        return Feed(ids, self.identities, times, np.append(self.running, time), sizes)
+        nobody = Who(pa.nulls(1, pa.binary()), pa.nulls(1, pa.int64()), pa.nulls(1, pa.int64()))
+        times, running = np.append(self.times, time), np.append(self.running, time)
+        return Feed(self.who.and_then(nobody), times, running, np.append(self.sizes, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Key (binary) and window (int64, null = not windowed), row by row."""
+
+    keys: pa.Array
+    starts: pa.Array
+    ends: pa.Array
+
+    def and_then(self, others: Who) -> Who:
+        """These rows, and then those of others."""
+        return Who(
+            pa.concat_arrays([self.keys, others.keys]),
+            pa.concat_arrays([self.starts, others.starts]),
+            pa.concat_arrays([self.ends, others.ends]),
+        )
+
+    def take(self, places: Int64s) -> Who:
+        """Some of the rows."""
+        at = pa.array(places)
+        return Who(self.keys.take(at), self.starts.take(at), self.ends.take(at))
+
+    def distinct(self, *, is_session: bool) -> tuple[Int64s, Who]:
+        """The distinct ones with a key, in the order of their identities (`buffers`), and each row's place among them.
+
+        Columns are ranked alone and joined as numbers: only distinct keys are ever compared as bytes.
+        """
+        first, second = (self.ends, self.starts) if is_session else (self.starts, self.ends)
+        key_ranks, keys = _ranked(self.keys)
+        first_ranks, firsts = _ranked(first.fill_null(_NO_WINDOW))
+        second_ranks, seconds = _ranked(second.fill_null(_NO_WINDOW))
+        window_ranks, windows = _ranked(pa.array(first_ranks * len(seconds) + second_ranks))
+        codes = pa.array(key_ranks * len(windows) + window_ranks, mask=key_ranks == _NOBODY)
+        places, found = _ranked(codes)
+        of_keys, of_windows = np.divmod(found.to_numpy(), len(windows) or 1)
+        of_firsts, of_seconds = np.divmod(windows.to_numpy()[of_windows], len(seconds) or 1)
+        pair = firsts.to_numpy()[of_firsts], seconds.to_numpy()[of_seconds]
+        starts, ends = (pa.array(times, mask=times == _NO_WINDOW) for times in (pair[::-1] if is_session else pair))
+        return places, Who(keys.take(pa.array(of_keys)), starts, ends)
 
 
 @dataclass(slots=True)
@@ -60,6 +100,7 @@ class Flow:
     """
 
     ids: Int64s
+    who: Who
     identities: pa.Array
     entries: list[bytes]
     was: Int64s
@@ -90,14 +131,14 @@ class Flow:
         self.left = self.left[:, : max(code, 0)]
         return int(code)
 
-    def leaving(self, rows: pa.RecordBatch, *, is_session: bool) -> pa.RecordBatch:
+    def leaving(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The updates that left (TASK_SCHEMA), with the offset of the record that made them leave."""
-        causes, who, sources = self.left
+        causes, entries, sources = self.left
         is_stored = sources == kernel.STORED
-        stored, updates = who[is_stored], as_records(rows)
+        stored, updates = entries[is_stored], as_records(rows)
         if len(stored):
-            entries = [self.entries[one] for one in stored.tolist()]
-            found = buffers.unpack_entries(self.identities.take(pa.array(stored)), entries, is_session=is_session)
+            who, held = self.who.take(stored), [self.entries[one] for one in stored.tolist()]
+            found = buffers.unpack_records(who.keys, who.starts, who.ends, held)
             updates = pa.concat_batches([updates, found])
         places = sources.copy()
         places[is_stored] = rows.num_rows + np.arange(len(stored))
@@ -133,21 +174,23 @@ class Flow:
         return keys, pc.if_else(pa.array(is_gone), None, pa.scalar(b"", pa.binary()))
 
 
-def load(feed: Feed, last_due: int, beyond: int, state: StateReader) -> Flow:
-    """The entries of a feed's identities and all with a buffer time up to `last_due`, and then `beyond` more."""
+def load(feed: Feed, last_due: int, beyond: int, state: StateReader, *, is_session: bool) -> Flow:
+    """The entries that are fed, all with a buffer time up to `last_due`, and then `beyond` more."""
     cut, end = store_keys.index_bound(last_due + 1), store_keys.index_bound(1 << 63)
     heads = state.scan(store_keys.index_bound(0), cut)
     more = state.scan(cut, end, limit=beyond) if beyond else []
     times, loaded = store_keys.split_index_keys([key for key, _ in heads + more])
-    ids, identities, places = _united(feed, pa.array(loaded, pa.binary()))
-    keys = buffers.entry_keys(identities).to_numpy(zero_copy_only=False).tolist()
-    entries = state.get_many(keys, buffers.NOT_BUFFERED)
+    others = Who(*buffers.split_identities(pa.array(loaded, pa.binary()), is_session=is_session))
+    places, who = feed.who.and_then(others).distinct(is_session=is_session)
+    identities = buffers.identities(who.keys, who.starts, who.ends, is_session=is_session)
+    entries = state.get_many(_as_list(buffers.entry_keys(identities)), buffers.NOT_BUFFERED)
     was, held = buffers.times_and_sizes(entries)
     is_cut = beyond and len(more) == beyond
     known = np.array([times[-1], places[-1]] if is_cut else [last_due, _ALL], np.int64)
     totals = buffers.unpack_totals(state.get(buffers.TOTALS_KEY))
     return Flow(
-        ids=ids,
+        ids=places[: len(feed.times)],
+        who=who,
         identities=identities,
         entries=entries,
         was=was,
@@ -157,47 +200,23 @@ def load(feed: Feed, last_due: int, beyond: int, state: StateReader) -> Flow:
         times=was.copy(),
         sources=np.full(len(was), kernel.STORED),
         totals=totals.copy(),
-        left=np.empty((3, len(was) + len(feed.ids)), np.int64),
+        left=np.empty((3, len(was) + len(feed.times)), np.int64),
     )
 
 
-def _united(feed: Feed, loaded: pa.Array) -> tuple[Int64s, pa.Array, Int64s]:
-    """The identities of feed and store, sorted; the feed's ids as places among them; the places of `loaded`."""
-    encoded = pa.concat_arrays([feed.identities, loaded]).dictionary_encode()
+def _ranked(values: pa.Array) -> tuple[Int64s, pa.Array]:
+    """The distinct values, sorted, and the place of each row's among them; _NOBODY for null."""
+    encoded = values.dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary)
-    place = np.empty(len(order) + 1, np.int64)
-    place[order.to_numpy()] = np.arange(len(order))
-    place[_NOBODY] = _NOBODY
-    in_feed = len(feed.identities)  # distinct, so they are the first of the dictionary, in order
-    return place[feed.ids], encoded.dictionary.take(order), place[encoded.indices.to_numpy()[in_feed:]]
+    ranks = np.empty(len(order) + 1, np.int64)
+    ranks[order.to_numpy()] = np.arange(len(order))
+    ranks[_NOBODY] = _NOBODY
+    return ranks[encoded.indices.fill_null(_NOBODY).to_numpy()], encoded.dictionary.take(order)
 
 
-def _distinct(keys: pa.Array, starts: pa.Array, ends: pa.Array) -> tuple[Int64s, pa.Array, pa.Array, pa.Array]:
-    """Dense ids of (key, window), _NOBODY where the key is null; then key, start and end of each id.
-
-    Columns are encoded alone and joined as numbers, so that only distinct identities ever become bytes.
-    """
-    key_ids, distinct_keys = _encoded(keys)
-    if starts.null_count == len(starts):
-        nothing = pa.nulls(len(distinct_keys), pa.int64())
-        return key_ids, distinct_keys, nothing, nothing
-    start_ids, distinct_starts = _encoded(starts, nulls="encode")
-    end_ids, distinct_ends = _encoded(ends, nulls="encode")
-    window_ids, windows = _encoded(pa.array(start_ids * len(distinct_ends) + end_ids))
-    ids, pairs = _encoded(pa.array(key_ids * len(windows) + window_ids, mask=key_ids < 0))
-    of_keys, of_windows = np.divmod(pairs.to_numpy(), max(len(windows), 1))
-    of_starts, of_ends = np.divmod(windows.to_numpy()[of_windows], len(distinct_ends))
-    return (
-        ids,
-        distinct_keys.take(pa.array(of_keys)),
-        distinct_starts.take(pa.array(of_starts)),
-        distinct_ends.take(pa.array(of_ends)),
-    )
-
-
-def _encoded(values: pa.Array, nulls: Literal["mask", "encode"] = "mask") -> tuple[Int64s, pa.Array]:
-    encoded = values.dictionary_encode(null_encoding=nulls)
-    return encoded.indices.fill_null(_NOBODY).to_numpy().astype(np.int64), encoded.dictionary
+def _as_list(column: pa.Array) -> list[bytes]:
+    values: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()  # half the cost of to_pylist
+    return values
 
 
 def _sizes(rows: pa.RecordBatch) -> Int64s:

@@ -125,13 +125,13 @@ class Suppress:
 
     def _feed(self, keyed: Keyed) -> Feed:
         times = keyed.rows.column("window_end" if self.is_final else "timestamp")
-        return Feed.of(keyed, times.to_numpy(), is_session=self.is_session)
+        return Feed.of(keyed, times.to_numpy())
 
     def _run(self, keyed: Keyed, feed: Feed, state: StateReader, reason: CloseReason | None) -> Step:
-        if not len(feed.ids):
+        if not len(feed.times):
             return Step(keyed.rows, dropped=keyed.dropped)
         flow = self._evict(feed, state, keyed.rows)
-        forward = flow.leaving(keyed.rows, is_session=self.is_session)
+        forward = flow.leaving(keyed.rows)
         if self.is_final:
             forward = forward.filter(forward.column("value").is_valid())
         if reason is not None:
@@ -143,7 +143,7 @@ class Suppress:
         due = feed.running - self.wait_ms
         beyond = _FIRST_HEADS if self.buffer.is_bounded and self.buffer.may_emit_early else 0
         while True:
-            flow = load(feed, int(due[-1]), beyond, state)
+            flow = load(feed, int(due[-1]), beyond, state, is_session=self.is_session)
             code = flow.run(feed, due, self.buffer.bounds, may_emit_early=self.buffer.may_emit_early)
             if code == kernel.NEEDS_MORE:
                 beyond *= 4

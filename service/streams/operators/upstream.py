@@ -1,4 +1,4 @@
-"""What the operators before one make of the records that reach it: updates of a table or plain records, and their window.
+"""What the operators before one make of the records that reach it: updates of a table or plain records, which window.
 
 It knows which operators change that; it refuses to know what any of them does with a record.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,17 @@ class Upstream:
             case "distinct":
                 return Upstream(is_table=False, window=operator["window"])
             case "select_key":
-                return Upstream()
+                return PLAIN
             case _:
                 return self
 
 
+PLAIN: Final = Upstream()  # records as they come from a stream
+
+
 def upstreams(operators: Iterable[Mapping[str, Any]]) -> list[Upstream]:
     """For each operator of a chain what reaches it."""
-    found, reaching = [], Upstream()
+    found, reaching = [], PLAIN
     for operator in operators:
         found.append(reaching)
         reaching = reaching.then(operator)
