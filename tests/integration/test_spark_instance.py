@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,34 @@ PARTITIONS = 4
 LEASE_S = 2.0
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Running]:
+NAMES = count()
+
+
+@pytest.fixture(scope="module")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service without instances, whose leases are short."""
     environment = {"MILLRACE_LEASE_MS": str(int(LEASE_S * 1000)), "MILLRACE_TICK_MS": "200"}
-    with Running(tmp_path / "data", instances=0, environment=environment) as running:
-        make_stream(running, "clicks", PARTITIONS)
+    with Running(tmp_path_factory.mktemp("service") / "data", instances=0, environment=environment) as running:
         yield running
 
 
 @pytest.fixture
+def service(shared_service: Running) -> Iterator[Running]:
+    """The service with an empty stream `clicks`; jobs and streams go when the test ends."""
+    make_stream(shared_service, "clicks", PARTITIONS)
+    yield shared_service
+    for job in shared_service.call("GET", "/v1/jobs")["items"]:
+        if job["state"] != "stopped":
+            shared_service.call("POST", f"/v1/jobs/{job['name']}:stop")
+        in_state(shared_service, job["name"], "stopped")
+        shared_service.call("DELETE", f"/v1/jobs/{job['name']}")
+    for stream in shared_service.call("GET", "/v1/streams")["items"]:
+        shared_service.call("DELETE", f"/v1/streams/{stream['name']}")
+
+
+@pytest.fixture
 def instance(service: Running, tmp_path: Path) -> Iterator[Attached]:
-    with Attached(service, tmp_path, "--spark-ui") as attached:
+    with Attached(service, tmp_path, "--spark-ui", name=f"instance-{next(NAMES)}") as attached:
         attached.wait_until_live()
         yield attached
 
@@ -60,11 +77,6 @@ def start_job(service: Running, name: str = "once", **more: Any) -> dict[str, An
 
 def slots_of(service: Running) -> list[dict[str, Any]]:
     return [slot for each in service.call("GET", "/v1/instances")["items"] for slot in each["slots"]]
-
-
-def busy_workers(instance: Attached) -> list[psutil.Process]:
-    """The processes of slots; a reused one that waits is no slot, but none is waiting in these tests."""
-    return instance.workers()
 
 
 # ---------------------------------------------------------------- what people see
@@ -95,7 +107,7 @@ def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: At
 
 
 def test_without_being_asked_there_is_no_ui(service: Running, tmp_path: Path) -> None:
-    with Attached(service, tmp_path) as attached:
+    with Attached(service, tmp_path, name=f"instance-{next(NAMES)}") as attached:
         assert attached.wait_until_live()["spark"]["ui"] == ""
 
 
@@ -109,12 +121,12 @@ def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_pat
             members = service.call("GET", "/v1/groups/once")["members"]
             return {member["instance"] for member in members if member["tasks"]}
 
-        wait_until(lambda: owners() == {"tested", "second"}, 30, "tasks on both instances")
+        wait_until(lambda: owners() == {instance.name, "second"}, 30, "tasks on both instances")
         records = some_records(2_000)
         post(service, "clicks", records)
         caught_up(service, "once")
         assert second.stop() == 0
-        wait_until(lambda: owners() == {"tested"}, 30, "the tasks to come back")
+        wait_until(lambda: owners() == {instance.name}, 30, "the tasks to come back")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -130,7 +142,8 @@ def test_sigterm_lets_slots_commit_and_leaves_nothing_running(service: Running, 
     assert instance.stop() == 0
     assert "slot_left" in instance.log.read_text()
     wait_until(lambda: are_gone(started), 10, "the end of all processes")
-    assert [each["state"] for each in service.call("GET", "/v1/instances")["items"]] == ["gone"]
+    shown = service.call("GET", "/v1/instances")["items"]
+    assert [each["state"] for each in shown if each["name"] == instance.name] == ["gone"]
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -153,7 +166,7 @@ def test_a_killed_jvm_ends_the_driver_at_once(service: Running, instance: Attach
 
 
 def test_the_end_of_stdin_is_the_end_of_the_parent(service: Running, tmp_path: Path) -> None:
-    with Attached(service, tmp_path, "--watch-stdin") as attached:
+    with Attached(service, tmp_path, "--watch-stdin", name=f"instance-{next(NAMES)}") as attached:
         attached.wait_until_live()
         started = attached.descendants()
         assert attached.process.stdin is not None
@@ -164,7 +177,7 @@ def test_the_end_of_stdin_is_the_end_of_the_parent(service: Running, tmp_path: P
 
 def test_a_revoked_key_ends_the_instance(service: Running, instance: Attached) -> None:
     keys = service.call("GET", "/v1/tokens")["items"]
-    revoked = next(key["id"] for key in keys if key["name"] == "tested")
+    revoked = next(key["id"] for key in keys if key["name"] == instance.name)
     service.call("DELETE", f"/v1/tokens/{revoked}")
     assert instance.process.wait(30) == REFUSED
 
@@ -172,7 +185,7 @@ def test_a_revoked_key_ends_the_instance(service: Running, instance: Attached) -
 def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(
     service: Running, instance: Attached, tmp_path: Path
 ) -> None:
-    with Attached(service, tmp_path) as rival:
+    with Attached(service, tmp_path, name=instance.name) as rival:
         wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, 60, "one to give up")
         survivors = [each for each in (instance, rival) if each.process.poll() is None]
         assert len(survivors) == 1
@@ -250,7 +263,7 @@ def test_slots_outlive_the_api(tmp_path: Path) -> None:
 
 
 def test_a_replaced_instance_finds_its_replicas(service: Running, tmp_path: Path) -> None:
-    with Attached(service, tmp_path) as attached:
+    with Attached(service, tmp_path, name=f"instance-{next(NAMES)}") as attached:
         attached.wait_until_live()
         start_job(service)
         post(service, "clicks", some_records(2_000))

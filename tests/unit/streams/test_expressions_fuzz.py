@@ -20,7 +20,9 @@ VALUES = [
     '{"a":1}', '{"a":"7","b":"y"}', '{"a":{"b":2}}', '{"a.b":3,"a":null}', '{"a":9223372036854775807}', '{"a":"' + "z" * 300 + '"}',
 ]  # fmt: skip
 KEYS = [None, b"", b"k", b"7", b"2020-02-29", "é€𝄞".encode(), b"a\0b", b"\xff", b"k" * 500]
-RECORDS = st.lists(st.tuples(st.sampled_from(VALUES), st.sampled_from(KEYS), st.sampled_from([0, 1, -5, 2**62])), max_size=6)
+RECORDS = st.lists(
+    st.tuples(st.sampled_from(VALUES), st.sampled_from(KEYS), st.sampled_from([0, 1, -5, 2**62])), max_size=6
+)
 
 TOKENS = """( ) ( ) ( ) [ ] { } , . ; : :: -> ->> => := + - * / // % || = <> < >= ~ !~ ~~ ^@ ! @ # & | << ? $1 $$ ' " -- /* */
 key value timestamp window_start "key" 'a' '$.a' '*' 1 1.5 1e9 0x1F x'00' true null e'\\n' NOT AND OR IS DISTINCT FROM IN LIKE ILIKE
@@ -42,7 +44,12 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     ]  # fmt: skip
     two = ["({}) || ({})", "({}) + ({})", "({}) // ({})", "({}) = ({})", "({}) < ({})", "({}) AND ({})", "({}) OR ({})",
            "coalesce({}, {})", "nullif({}, {})", "concat({}, {})", "json_object({}, {})", "greatest({}, {})", "({}) ^@ ({})"]  # fmt: skip
-    three = ["CASE WHEN {} THEN {} ELSE {} END", "if({}, {}, {})", "({}) BETWEEN ({}) AND ({})", "substring({}, {}, {})"]
+    three = [
+        "CASE WHEN {} THEN {} ELSE {} END",
+        "if({}, {}, {})",
+        "({}) BETWEEN ({}) AND ({})",
+        "substring({}, {}, {})",
+    ]
     return st.one_of(
         st.builds(str.format, st.sampled_from(one), inner),
         st.builds(str.format, st.sampled_from(two), inner, inner),
@@ -50,7 +57,23 @@ def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-LEAVES = st.sampled_from(["key", "value", "timestamp", "window_end", "value->>'a'", "value->'a'", "'k'", "'7'", "1", "0", "2.5", "true", "null"])
+LEAVES = st.sampled_from(
+    [
+        "key",
+        "value",
+        "timestamp",
+        "window_end",
+        "value->>'a'",
+        "value->'a'",
+        "'k'",
+        "'7'",
+        "1",
+        "0",
+        "2.5",
+        "true",
+        "null",
+    ]
+)
 GRAMMAR = st.recursive(LEAVES, _grown, max_leaves=8)
 FUZZED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -82,7 +105,9 @@ def _state_of_the_engine() -> list[object]:
 @pytest.mark.usefixtures("nothing_changes")
 @FUZZED
 @given(text=st.one_of(SOUP, st.text(max_size=30), st.tuples(GRAMMAR, SOUP).map(" ".join)), records=RECORDS)
-def test_any_text_is_refused_or_evaluates_or_fails_cleanly(text: str, records: list[tuple[str | None, bytes | None, int]]) -> None:
+def test_any_text_is_refused_or_evaluates_or_fails_cleanly(
+    text: str, records: list[tuple[str | None, bytes | None, int]]
+) -> None:
     try:
         expression = Expression(text)
     except InvalidExpression:
@@ -115,7 +140,9 @@ def test_a_result_depends_on_its_record_alone(text: str, records: list[tuple[str
 
 @FUZZED
 @given(text=GRAMMAR, records=RECORDS)
-def test_no_result_is_larger_than_the_bound_from_its_text(text: str, records: list[tuple[str | None, bytes | None, int]]) -> None:
+def test_no_result_is_larger_than_the_bound_from_its_text(
+    text: str, records: list[tuple[str | None, bytes | None, int]]
+) -> None:
     try:
         expression = Expression(text)
     except InvalidExpression:
@@ -132,7 +159,9 @@ def _batch(records: list[tuple[str | None, bytes | None, int]]) -> object:
     return batch_of(values, keys, timestamps)  # type: ignore[arg-type]
 
 
-def _result(expressions: dict[str, Expression], records: list[tuple[str | None, bytes | None, int]]) -> dict[str, object]:
+def _result(
+    expressions: dict[str, Expression], records: list[tuple[str | None, bytes | None, int]]
+) -> dict[str, object]:
     try:
         (row,) = evaluate(expressions, _batch(records)).to_pylist()
     except ExpressionFailed:
