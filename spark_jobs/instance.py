@@ -36,7 +36,7 @@ from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
 SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN = 3, 4, 5, 6  # exit codes
-RIVALRY_S: Final = 15.0  # gone so soon after joining: somebody else joins under this name
+RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
 HEALTHY_S: Final = 10.0
@@ -110,7 +110,8 @@ class Instance:
         self._member: Membership | None = None
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
-        self._joined_s = self._swept_s = -math.inf
+        self._joins = 0
+        self._joined_again_s = self._swept_s = -math.inf
         self._code = 0
         self._log = structlog.get_logger().bind(instance=options.name)
 
@@ -139,7 +140,7 @@ class Instance:
                 self._member, known = None, ""
                 if self._asked_to_stop.is_set():
                     return
-                if time.monotonic() - self._joined_s < RIVALRY_S:
+                if time.monotonic() - self._joined_again_s < RIVALRY_S:
                     self._give_up(NAME_TAKEN, "another process joined under this name")
             except Unreachable as error:
                 self._log.warning("api_unreachable", error=str(error))
@@ -156,7 +157,9 @@ class Instance:
             "spark": {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master},
         }
         self._member = member = self._api.join_instance(told)
-        self._joined_s = time.monotonic()
+        if self._joins:
+            self._joined_again_s = time.monotonic()
+        self._joins += 1
         self._log.info("instance_joined", id=member.instance_id, cores=told["cores"], spark=told["spark"])
         return member
 

@@ -20,6 +20,7 @@ import lmdb
 import structlog
 
 from service import logs
+from service.storage import environments
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
@@ -48,6 +49,8 @@ SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
 RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: some 30 ms
 RESTORE_ALONE_S: Final = 0.5
+HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
+HAND_OVER_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 0.25
 MAX_ATTEMPTS: Final = 5
 JOIN_ATTEMPTS: Final = 20
@@ -115,6 +118,7 @@ class OwnedTask:
     failures: int = 0
     not_before_s: float = 0.0
     has_failed: bool = False
+    since_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_caught_up(self) -> bool:
@@ -194,19 +198,20 @@ class Slot:
         ]
 
     def _wait_ms(self) -> int:
-        """How long the API may keep the question; it keeps it for less than the lease allows."""
-        is_restoring = any(not task.is_caught_up and not task.is_waiting for task in self._tasks.values())
-        return 0 if is_restoring else self._joined.lease_ms
+        """How long the API may keep the question (less than the lease, whatever we say): not while replicas wait."""
+        due_s = [task.not_before_s for task in self._tasks.values() if not task.is_caught_up and not task.has_failed]
+        if not due_s:
+            return self._joined.lease_ms
+        return max(0, int((min(due_s) - time.monotonic()) * 1000))
 
     def _pause_s(self) -> float:
-        """What is left of the commit interval, but none while a full batch waits; a moment where only what failed
-        could run.
-        """
+        """What is left of the commit interval, but none while a full batch waits; until anything may run at all."""
         if self._has_full_batch:
             return 0.0
+        now_s = time.monotonic()
         with_work = [task for task in self._tasks.values() if task.now.work]
-        least_s = MAX_PAUSE_S if with_work and all(task.is_waiting for task in with_work) else 0.0
-        return min(max(self._interval_left_s(), least_s), MAX_PAUSE_S)
+        waits_s = [MAX_PAUSE_S if task.has_failed else task.not_before_s - now_s for task in with_work]
+        return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
 
     def _take(self, assigned: Iterable[AssignedTask]) -> None:
         """Own exactly what the answer says, under the epochs that it says."""
@@ -244,20 +249,26 @@ class Slot:
         until = time.monotonic() + (RESTORE_ALONE_S if is_alone else 0.0)
         for task in behind:
             with self._border(task):
-                self._open(task)
+                if not self._open(task):
+                    task.not_before_s = time.monotonic() + HAND_OVER_PAUSE_S
+                    continue
                 while not task.is_caught_up:
                     self._restore_slice(task)
                     if time.monotonic() >= until:
                         break
 
-    def _open(self, task: OwnedTask) -> None:
+    def _open(self, task: OwnedTask) -> bool:
+        """Open its replicas; False while a former owner, which gives them up just now, has one open still."""
         for store in self._topology.sub_topologies[task.now.sub_topology].stores():
             if store.name in task.replicas:
                 continue
             store_id = self._joined.stores[store.name].id
             path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, task.now.partition)
+            if time.monotonic() - task.since_s < HAND_OVER_S and environments.is_open_elsewhere(path):
+                return False
             replica = Replica.open(path, store, store_id, self._joined.lineage, task.now.changelogs[store.name])
             task.replicas[store.name], task.positions[store.name] = replica, replica.position
+        return True
 
     def _restore_slice(self, task: OwnedTask) -> None:
         for name, end in task.now.changelogs.items():

@@ -34,7 +34,8 @@ class Attached:
     ) -> None:
         self.running, self.name, self.log = running, name, folder / f"{name}.log"
         key = running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
-        self._environment = {**os.environ, "MILLRACE_API_KEY": key, "MILLRACE_REPLICA_DIR": str(folder / "replicas")}
+        self._replicas = folder / "replicas"
+        self._environment = {**os.environ, "MILLRACE_API_KEY": key, "MILLRACE_REPLICA_DIR": str(self._replicas)}
         self._command = [sys.executable, "-m", "spark_jobs.instance", "--api", running.url]
         self._command += ["--spark-master", master, "--name", name, *arguments]
         self.process: subprocess.Popen[bytes]
@@ -60,9 +61,10 @@ class Attached:
         """Spark's JVM."""
         return next(child for child in psutil.Process(self.process.pid).children() if child.name() == "java")
 
-    def workers(self) -> list[psutil.Process]:
-        """The Python workers that run, or wait to run, slots."""
-        return [worker for daemon in daemons_below(self.jvm()) for worker in daemon.children()]
+    def slots(self) -> list[psutil.Process]:
+        """The Python workers that are slots now, on this machine."""
+        pulses = self._replicas.glob("*/pulses/*")
+        return [psutil.Process(int(file.read_text())) for file in sorted(pulses)]
 
     def descendants(self) -> list[psutil.Process]:
         """All that it started, directly or not."""
@@ -71,7 +73,13 @@ class Attached:
     def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
+        code = self.process.wait(timeout_s)
+        self._close_stdin()
+        return code
+
+    def _close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -82,13 +90,7 @@ class Attached:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-def daemons_below(jvm: psutil.Process) -> list[psutil.Process]:
-    """The worker daemons of a JVM."""
-    return [child for child in jvm.children() if "spark_jobs.daemon" in " ".join(child.cmdline())]
+        self._close_stdin()
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:

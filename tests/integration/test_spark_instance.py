@@ -202,8 +202,7 @@ def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, i
     for start in range(0, 4_000, 1_000):
         post(service, "clicks", records[start : start + 1_000])
         caught_up(service, "once")
-        for worker in instance.workers()[:1]:
-            worker.kill()
+        instance.slots()[0].kill()
     wait_until(lambda: len(slots_of(service)) == 2, 30, "both slots")
     assert caught_up(service, "once")["state"] == "running"
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
@@ -213,7 +212,7 @@ def test_a_slot_that_hangs_loses_its_tasks_and_its_process(service: Running, ins
     start_job(service)
     in_state(service, "once", "running")
     wait_until(lambda: len(slots_of(service)) == 2, 20, "both slots")
-    hanging = instance.workers()[0]
+    hanging = instance.slots()[0]
     hanging.suspend()
     records = some_records(1_000)
     post(service, "clicks", records)

@@ -161,12 +161,13 @@ class _Walk:
             return over([child], child.per_byte, child.fixed + SMALL, is_json=name == "JSON")
         return over([child], 0, SMALL)
 
-    def condition(self, node: Node, depth: int) -> Cost:
-        """A comparison, AND, OR, BETWEEN: its parts are fields or a list."""
-        parts = node.get("children") or [
-            node[name] for name in ("left", "right", "input", "lower", "upper") if name in node
-        ]
-        return over([self.visit(part, depth) for part in parts], 0, SMALL)
+    def comparison(self, node: Node, depth: int) -> Cost:
+        return over([self.visit(node["left"], depth), self.visit(node["right"], depth)], 0, SMALL)
+
+    def between(self, node: Node, depth: int) -> Cost:
+        """DuckDB plans it as two comparisons, and so its input twice."""
+        tested = self.visit(node["input"], depth)
+        return over([tested, tested, self.visit(node["lower"], depth), self.visit(node["upper"], depth)], 0, SMALL)
 
     def operator(self, node: Node, depth: int) -> Cost:
         costs = [self.visit(child, depth) for child in node["children"]]
@@ -275,9 +276,9 @@ _CLASSES: dict[str, tuple[set[str], set[str], Callable[[_Walk, Node, int], Cost]
     "CONSTANT": ({"literal"}, {"VALUE_CONSTANT"}, _Walk.constant),
     "COLUMN_REF": ({"column_names"}, {"COLUMN_REF"}, _Walk.column),
     "CAST": ({"child", "type_expr", "try_cast"}, {"OPERATOR_CAST"}, _Walk.cast),
-    "COMPARISON": ({"left", "right"}, _EQUALITIES | _ORDERINGS, _Walk.condition),
-    "BETWEEN": ({"input", "lower", "upper"}, {"COMPARE_BETWEEN"}, _Walk.condition),
-    "CONJUNCTION": ({"children"}, {"CONJUNCTION_AND", "CONJUNCTION_OR"}, _Walk.condition),
+    "COMPARISON": ({"left", "right"}, _EQUALITIES | _ORDERINGS, _Walk.comparison),
+    "BETWEEN": ({"input", "lower", "upper"}, {"COMPARE_BETWEEN"}, _Walk.between),
+    "CONJUNCTION": ({"children"}, {"CONJUNCTION_AND", "CONJUNCTION_OR"}, _Walk.operator),
     "OPERATOR": ({"children"}, _OPERATORS | {"COMPARE_IN", "COMPARE_NOT_IN"}, _Walk.operator),
     "CASE": ({"case_checks", "else_expr"}, {"CASE_EXPR"}, _Walk.case),
     "LAMBDA": ({"lhs", "expr", "syntax_type"}, {"LAMBDA"}, _Walk.arrow),
