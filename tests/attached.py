@@ -63,8 +63,8 @@ class Attached:
 
     def slots(self) -> list[psutil.Process]:
         """The Python workers that are slots now, on this machine."""
-        pulses = self._replicas.glob("*/pulses/*")
-        return [psutil.Process(int(file.read_text())) for file in sorted(pulses)]
+        told = [int(file.read_text() or 0) for file in sorted(self._replicas.glob("*/pulses/*"))]
+        return [psutil.Process(pid) for pid in told if psutil.pid_exists(pid)]
 
     def descendants(self) -> list[psutil.Process]:
         """All that it started, directly or not."""
