@@ -27,6 +27,7 @@ from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMiss
 from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
+from spark_jobs import memory
 from spark_jobs.client import (
     Api,
     ApiError,
@@ -47,6 +48,7 @@ from spark_jobs.task import Done, Routes, described, read_batch, run_batch
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
+SWELLS_RECORDS: Final = 10_000  # a batch that leaves memory worth giving back
 RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: some 30 ms
 RESTORE_ALONE_S: Final = 0.5
 HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
@@ -155,7 +157,7 @@ class Slot:
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
         self._round_start_s = -self._interval_s
-        self._has_full_batch = False
+        self._has_full_batch = self._is_swollen = False
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
         self.log = structlog.get_logger().bind(job=joined.job_name, slot=joined.slot_id)
 
@@ -179,6 +181,7 @@ class Slot:
             self._take(answer.tasks)
             self._restore()
             self._run_round()
+            self._slim_down()
         except Unreachable as error:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
             self.log.warning("api_unreachable", error=str(error))
@@ -292,6 +295,7 @@ class Slot:
         written: list[_Written] = []
         for task, work in ready:
             self._pulse.beat()
+            self._is_swollen |= work.end - work.start > SWELLS_RECORDS
             with self._border(task):
                 written.append(self._run_task(task, work))
             if time.monotonic() - since_s > ROUND_S:
@@ -300,6 +304,12 @@ class Slot:
         self._commit(written)
         if len(self._spare) < SPARE_SEGMENTS:
             self._spare += self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
+
+    def _slim_down(self) -> None:
+        """Give memory back once there is nothing to do after much."""
+        if self._is_swollen and not any(task.now.work for task in self._tasks.values()):
+            memory.hand_back()
+            self._is_swollen = False
 
     def _interval_left_s(self) -> float:
         left_s: float = self._round_start_s + self._interval_s - time.monotonic()

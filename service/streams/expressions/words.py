@@ -7,16 +7,17 @@ compares, thirty nested ones fill the memory). It refuses to know grammar: `gate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 
 import duckdb
 
 from service.streams.errors import InvalidExpression
 from service.streams.expressions.allowed import COLUMNS, FUNCTIONS, TYPES
 
-MAX_TEXT = 4_096  # characters; the parser takes up to a second on 4,096 of the worst ("- - - …")
+MAX_TEXT = 4_096  # characters
 MAX_BRACKETS = 64
+MAX_SIGNS = 16  # operators in a row: "- - - …" over 4,096 characters takes the parser 2 s
 MAX_COMPARED = 16  # tokens between CASE and its first WHEN
 
 _SYNTAX = (
@@ -27,6 +28,7 @@ _SYNTAX = (
     *("MINUTE", "SECOND", "MILLISECOND", "MICROSECOND", "DECADE", "CENTURY", "MILLENNIUM"),
 )
 _KEYWORDS = frozenset(word.upper() for word in (*_SYNTAX, *FUNCTIONS, *TYPES, *COLUMNS))
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 def check_words(text: str) -> None:
@@ -36,9 +38,9 @@ def check_words(text: str) -> None:
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text):
         raise InvalidExpression("holds a character that is not text")
     tokens = list(_tokens(text))
-    for kind, token in tokens:
-        _check_word(kind, token)
-    _check_brackets(token for kind, token in tokens if kind == "operator")
+    for (_, before), (kind, token) in pairwise([("", ""), *tokens]):
+        _check_word(kind, token, after_dot=before == ".")
+    _check_operators([token if kind == "operator" else "" for kind, token in tokens])
     _check_cases([token.upper() if kind == "keyword" else "" for kind, token in tokens])
 
 
@@ -52,19 +54,22 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             yield kind.name, encoded[start:end].decode(errors="replace").strip()
 
 
-def _check_word(kind: str, token: str) -> None:
-    if kind == "keyword" and token.upper() not in _KEYWORDS:
-        raise InvalidExpression(f"{token.upper()} is not part of an expression")
+def _check_word(kind: str, token: str, *, after_dot: bool) -> None:
+    if kind == "keyword" and token.upper() not in _KEYWORDS and not after_dot:  # there it is a name
+        raise InvalidExpression(f"{token.upper()} is not available")
     if kind == "identifier" and not token.startswith('"') and not token.isascii():
         raise InvalidExpression(f"{token} is not a column")  # it may hold a space that only the parser sees
 
 
-def _check_brackets(operators: Iterable[str]) -> None:
-    depth = 0
-    for char in chain.from_iterable(operators):
-        depth += (char in "([{") - (char in ")]}")
+def _check_operators(operators: list[str]) -> None:
+    depth = signs = 0
+    for operator in operators:
+        depth += (operator in _OPENING) - (operator in _CLOSING)
+        signs = signs + 1 if operator and operator not in _OPENING | _CLOSING else 0
         if depth > MAX_BRACKETS:
             raise InvalidExpression(f"more than {MAX_BRACKETS} brackets inside each other")
+        if signs > MAX_SIGNS:
+            raise InvalidExpression(f"more than {MAX_SIGNS} operators in a row")
 
 
 def _check_cases(keywords: list[str]) -> None:
