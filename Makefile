@@ -14,7 +14,7 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "uv>=0.8"
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet requirements.lock
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
-	@$(BIN)/python -m service.streams.kernels
+	@$(BIN)/python -c "from service.streams import kernels; kernels.warm()"
 	@touch $(STAMP)
 
 lock:

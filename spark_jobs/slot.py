@@ -69,6 +69,7 @@ def run_slot(place: Place, index: int) -> None:
         with Api(place.api_url, place.api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
             while _live_once(api, place, index, pulse):
                 pass
+        memory.hand_back()  # Spark keeps the process for the next job's slot
         ended_well = True
     except Refused:
         log.exception("slot_refused")

@@ -41,78 +41,69 @@ current_setting( sum( set_config( batch_0 main. FROM '/etc/passwd' COPY ATTACH S
 TOKENS = st.sampled_from([*SYMBOLS.split(), *WORDS.split()])
 SOUP = st.builds(str.join, st.sampled_from([" ", "", "\n"]), st.lists(TOKENS, max_size=12))
 
-ONE = [
-    *(
-        "({})::int",
-        "({})::varchar",
-        "({})::json",
-        "({})::decimal(9,2)",
-        "try_cast({} AS date)",
-        "({})->>'a'",
-        "try({})",
-    ),
-    *(
-        "({})->'a'->>'b'",
-        "NOT ({})",
-        "({}) IS NULL",
-        "upper({})",
-        "length({})",
-        "to_json({})",
-        "json_array({})",
-        "-({})",
-    ),
-    *("replace({}, 'a', 'bbb')", "translate({}, 'a', '€')", "md5({})", "split_part({}, 'k', 1)", "epoch_ms({})"),
-    *(
-        "abs({})",
-        "({}) LIKE '%a%'",
-        "regexp_extract({}, '[a-z]+')",
-        "strftime({}, '%Y')",
-        "round({})",
-        "({}) IN (1, null)",
-    ),
-    "date_trunc('month', ({})::timestamp)",
-]
-TWO = [
-    *("({}) || ({})", "({}) + ({})", "({}) // ({})", "({}) = ({})", "({}) < ({})", "({}) AND ({})", "({}) OR ({})"),
-    *(
-        "coalesce({}, {})",
-        "nullif({}, {})",
-        "concat({}, {})",
-        "json_object({}, {})",
-        "greatest({}, {})",
-        "({}) ^@ ({})",
-    ),
-]
-THREE = ["CASE WHEN {} THEN {} ELSE {} END", "if({}, {}, {})", "({}) BETWEEN ({}) AND ({})", "substring({}, {}, {})"]
+ONE = """
+({})::int
+({})::varchar
+({})::json
+({})::decimal(9,2)
+try_cast({} AS date)
+({})->>'a'
+try({})
+({})->'a'->>'b'
+NOT ({})
+({}) IS NULL
+upper({})
+length({})
+to_json({})
+json_array({})
+-({})
+replace({}, 'a', 'bbb')
+translate({}, 'a', '€')
+md5({})
+split_part({}, 'k', 1)
+epoch_ms({})
+abs({})
+({}) LIKE '%a%'
+regexp_extract({}, '[a-z]+')
+strftime({}, '%Y')
+round({})
+({}) IN (1, null)
+date_trunc('month', ({})::timestamp)
+"""
+TWO = """
+({}) || ({})
+({}) + ({})
+({}) // ({})
+({}) = ({})
+({}) < ({})
+({}) AND ({})
+({}) OR ({})
+coalesce({}, {})
+nullif({}, {})
+concat({}, {})
+json_object({}, {})
+greatest({}, {})
+({}) ^@ ({})
+"""
+THREE = """
+CASE WHEN {} THEN {} ELSE {} END
+if({}, {}, {})
+({}) BETWEEN ({}) AND ({})
+substring({}, {}, {})
+"""
 
 
 def _grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     """Expressions over expressions; half of them make no sense, the others are let in."""
     return st.one_of(
-        st.builds(str.format, st.sampled_from(ONE), inner),
-        st.builds(str.format, st.sampled_from(TWO), inner, inner),
-        st.builds(str.format, st.sampled_from(THREE), inner, inner, inner),
+        st.builds(str.format, st.sampled_from(ONE.strip().splitlines()), inner),
+        st.builds(str.format, st.sampled_from(TWO.strip().splitlines()), inner, inner),
+        st.builds(str.format, st.sampled_from(THREE.strip().splitlines()), inner, inner, inner),
     )
 
 
-LEAVES = st.sampled_from(
-    [
-        "key",
-        "value",
-        "timestamp",
-        "window_end",
-        "value->>'a'",
-        "value->'a'",
-        "'k'",
-        "'7'",
-        "1",
-        "0",
-        "2.5",
-        "true",
-        "null",
-    ]
-)
-GRAMMAR = st.recursive(LEAVES, _grown, max_leaves=8)
+LEAVES = "key value timestamp window_end value->>'a' value->'a' 'k' '7' 1 0 2.5 true null"
+GRAMMAR = st.recursive(st.sampled_from(LEAVES.split()), _grown, max_leaves=8)
 FUZZED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
