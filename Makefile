@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install lock demo test check bench openapi services clean
+.PHONY: install lock demo test check lint unit bench openapi services clean
 
 install: $(STAMP)
 
@@ -14,7 +14,7 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "uv>=0.8"
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet requirements.lock
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
-	@$(BIN)/python -m service.streams.kernels
+	@$(BIN)/python -c "from service.streams import kernels; kernels.warm()"
 	@touch $(STAMP)
 
 lock:
@@ -24,12 +24,17 @@ demo: install
 	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)
 
 check: install
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint unit
+
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports
 	$(BIN)/python -m service.cli openapi --check
-	$(BIN)/pytest tests/unit tests/conformance tests/property
+
+unit:
+	$(BIN)/pytest tests/unit tests/conformance tests/property -m "not thorough and not services" --numprocesses 2
 
 # Debian's packages that the tests use for real; only what is missing is installed, and only as root.
 services:

@@ -169,7 +169,7 @@ def _start_job(running: Running, name: str, source: str, sink: str) -> None:
 def _dedup_seconds(running: Running, name: str) -> float:
     started = time.monotonic()
     _start_job(running, name, "bids", f"{name.replace('_', '-')}-out")
-    job = running.call("GET", f"/v1/jobs/{name}?wait=caught_up&timeout_ms=110000")
+    job = running.call("GET", f"/v1/jobs/{name}?wait=caught_up&timeout_ms=60000")
     seconds = time.monotonic() - started
     if any(position["lag"] for position in job["positions"]):
         raise SystemExit(f"{name} did not catch up: {job}")

@@ -105,7 +105,7 @@ async def identify(request: Request) -> Caller:
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret:
         raise _unauthenticated("this needs the header Authorization: Bearer KEY", "")
-    caller = await request.state.keys.caller(secret.strip())
+    caller: Caller | None = await request.state.keys.caller(secret.strip())
     if caller is None:
         raise _unauthenticated("the key is not valid, or was revoked", ', error="invalid_token"')
     return caller

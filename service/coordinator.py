@@ -420,6 +420,10 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
     """What people ask of a job: `pause`, `resume`, `stop`, `restart`. Raises UnknownJob, IllegalTransition."""
     job = lock_job(s, name=name)
     move(s, job, verb, who=who, reason=reason)
+    if verb == "restart":  # a slot that has not left yet begins anew as well: it may have given a task up
+        at = now_ms(s)
+        for task in lock_tasks(s, job.id):
+            _give(task, None, at)
     rebalance(s, job, verb)
     return job
 

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +44,6 @@ from service.streams.errors import (
     IdempotencyInFlight,
     SegmentNotPending,
     StorageUnavailable,
-    StreamError,
     UnknownPartition,
     UnknownStream,
 )
@@ -133,6 +132,7 @@ class AppendBuffer:
         self._null_keys: dict[str, int] = {}  # stream id -> whose turn it is
         self._used_bytes = 0
         self._is_open = True
+        self._writer = ThreadPoolExecutor(1, "ingest-writer")
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
 
     def start(self) -> None:
@@ -146,6 +146,7 @@ class AppendBuffer:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        self._writer.shutdown()
 
     # ------------------------------------------------------------ for requests, in their own threads
 
@@ -239,51 +240,53 @@ class AppendBuffer:
         return group
 
     def _settle(self, group: list[_Append]) -> None:
-        """Answer a group, whatever happens: its failure is its own, the next group is written."""
-        try:
-            if group:
-                self._commit(group)
-        except Exception as error:  # noqa: BLE001  the border of the thread: it must outlive every group
-            trace = None if isinstance(error, StreamError) else error
-            structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=trace)
-            for append in group:
-                if not append.future.done():
-                    self._finish(append, error)
+        """Answer a group, whatever happens: its failure is that of the requests in it, the next group is written."""
+        groups = [group]
+        while groups:
+            now = groups.pop()
+            attempt = self._writer.submit(self._commit, now)
+            error = attempt.exception()
+            if error is None:
+                groups += attempt.result()
+            else:
+                self._fail(now, error)
 
-    def _finish(self, append: _Append, outcome: Answer | Exception) -> None:
+    def _fail(self, group: list[_Append], error: BaseException) -> None:
+        """Their requests meet the error where each request's failures are recorded."""
+        structlog.get_logger().warning("append_failed", requests=len(group), error=repr(error), exc_info=error)
+        for append in group:
+            if not append.future.done():
+                self._finish(append, error)
+
+    def _finish(self, append: _Append, outcome: Answer | BaseException) -> None:
         """Answer a request; its Idempotency-Key is free before it hears of it."""
         if append.idempotency is not None:
             with self._changed:
                 self._in_flight.discard(append.idempotency.scope)
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             append.future.set_exception(outcome)
         else:
             append.future.set_result(outcome)
 
-    def _commit(self, group: list[_Append]) -> None:
-        """Write and publish a group; requests that can not be part of it are answered and the rest goes again."""
+    def _commit(self, group: list[_Append]) -> list[list[_Append]]:
+        """Write and publish a group, and answer it. Who can not be part of it is answered; the rest, returned as
+        groups, goes again.
+        """
+        if not group:
+            return []
         try:
             answers = self._write(group)
         except _KeysTaken as error:
             for append, stored in error.taken.items():
                 self._finish(append, _answer_again(append, stored))
-            self._settle([append for append in group if append not in error.taken])
-            return
+            return [[append for append in group if append not in error.taken]]
         except UnknownPartition as error:
-            self._commit_by_stream(group, error)
-            return
+            return _by_stream(group, error)
         fault_point("ingest.after_publish")
         for append, answer in zip(group, answers, strict=True):
             metrics.INGESTED_RECORDS.inc(append.records)
             self._finish(append, answer)
-
-    def _commit_by_stream(self, group: list[_Append], error: UnknownPartition) -> None:
-        """A stream of the group was deleted: each of its streams by itself, so that only that one fails."""
-        ids = {append.stream.id for append in group}
-        if len(ids) == 1:
-            raise UnknownStream(group[0].stream.name) from error
-        for stream_id in ids:
-            self._settle([append for append in group if append.stream.id == stream_id])
+        return []
 
     def _write(self, group: list[_Append]) -> list[Answer]:
         """The answers of a group, once it is published."""
@@ -330,6 +333,14 @@ class _SegmentIds:
     def forget(self) -> None:
         """Announce new ones next time."""
         self._ready.clear()
+
+
+def _by_stream(group: list[_Append], error: UnknownPartition) -> list[list[_Append]]:
+    """A stream of the group was deleted: each of its streams as a group by itself, so that only that one fails."""
+    ids = {append.stream.id for append in group}
+    if len(ids) == 1:
+        raise UnknownStream(group[0].stream.name) from error
+    return [[append for append in group if append.stream.id == stream_id] for stream_id in ids]
 
 
 def split(records: pa.RecordBatch, partitions: npt.NDArray[np.int32], count: int) -> list[tuple[int, pa.RecordBatch]]:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from service.catalog.overview import Figures
 
-disable_created_metrics()  # a line of start times for each counter
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
 REGISTRY = CollectorRegistry()
 
 REQUESTS = Counter("millrace_http_requests", "Requests answered", ["method", "route", "status"], registry=REGISTRY)
@@ -75,7 +75,7 @@ class _CatalogFigures(Collector):
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-def _family(family: Family, values: Mapping[str, int] | Mapping[tuple[str, ...], int]) -> Family:
+def _family(family: Family, values: Mapping[str, int] | Mapping[tuple[str, str, str], int]) -> Family:
     for labels, value in values.items():
         family.add_metric([labels] if isinstance(labels, str) else list(labels), value)
     return family

@@ -46,8 +46,10 @@ def load() -> None:
     for name in _HEAVY:
         importlib.import_module(name)
     from service.streams import kernels
+    from spark_jobs import memory
 
     kernels.warm()
+    memory.hand_back()  # 8 MB that imports needed for a moment, times the number of slots
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     if threads > 1:
         raise ThreadsBeforeFork(f"{threads} threads run in the worker daemon")
@@ -73,9 +75,6 @@ def main() -> None:
     """Become Spark's own daemon, with everything loaded."""
     load()
     os.register_at_fork(after_in_child=die_with_parent)
-    gc.collect()
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)  # 8 MB that imports needed for a moment, times the number of slots
     gc.freeze()  # the collector would write to, and so copy, every page the workers share
     from pyspark.daemon import manager
 

@@ -36,7 +36,7 @@ from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
 SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN = 3, 4, 5, 6  # exit codes
-RIVALRY_S: Final = 15.0  # gone so soon after joining: somebody else joins under this name
+RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
 HEALTHY_S: Final = 10.0
@@ -110,13 +110,13 @@ class Instance:
         self._member: Membership | None = None
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
-        self._joined_s = self._swept_s = -math.inf
+        self._joins = self._cores = 0
+        self._joined_again_s = self._swept_s = -math.inf
         self._code = 0
         self._log = structlog.get_logger().bind(instance=options.name)
 
     def run(self) -> int:
         """Be a member until asked to stop, then let the slots commit what they have, and leave."""
-        InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
         InheritableThread(target=self._be_member, name="heartbeat", daemon=True).start()
         self._asked_to_stop.wait()
         self._drain()
@@ -127,6 +127,7 @@ class Instance:
     def _be_member(self) -> None:
         """Join, then heartbeats: each answer says what should run."""
         known = ""
+        self._warm_up()
         while self._code == 0:
             try:
                 member = self._member or self._join()
@@ -139,12 +140,20 @@ class Instance:
                 self._member, known = None, ""
                 if self._asked_to_stop.is_set():
                     return
-                if time.monotonic() - self._joined_s < RIVALRY_S:
+                if time.monotonic() - self._joined_again_s < RIVALRY_S:
                     self._give_up(NAME_TAKEN, "another process joined under this name")
             except Unreachable as error:
                 self._log.warning("api_unreachable", error=str(error))
             except Refused as error:
                 self._give_up(REFUSED, str(error))
+
+    def _warm_up(self) -> None:
+        """Beside the join where the cores are known, before it where the cluster must tell them."""
+        master = self._options.spark_master
+        known = self._options.cores or session.cores_in(master) or (os.cpu_count() if session.is_local(master) else 0)
+        if known:
+            InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
+        self._cores = known or session.cores_of(self._context)
 
     def _join(self) -> Membership:
         context, options = self._context, self._options
@@ -152,11 +161,13 @@ class Instance:
             "name": options.name,
             "incarnation": self._incarnation,
             "host": socket.gethostname(),
-            "cores": options.cores or session.cores_in(options.spark_master) or context.defaultParallelism,
+            "cores": self._cores,
             "spark": {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master},
         }
         self._member = member = self._api.join_instance(told)
-        self._joined_s = time.monotonic()
+        if self._joins:
+            self._joined_again_s = time.monotonic()
+        self._joins += 1
         self._log.info("instance_joined", id=member.instance_id, cores=told["cores"], spark=told["spark"])
         return member
 

@@ -27,7 +27,9 @@ REARM_S: Final = 1.0
 
 
 def folder_of(replica_dir: Path, instance_id: str) -> Path:
-    """Where the slots of an instance leave their signs of life: a file each, named by the attempt of its Spark task."""
+    """Where the slots of an instance leave their signs of life: a file each, its name the attempt of the Spark task,
+    its content the process id.
+    """
     return replica_dir / instance_id / "pulses"
 
 
@@ -54,6 +56,7 @@ class Pulse:
 
     def __enter__(self) -> Self:
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(str(os.getpid()))
         self.beat()
         return self
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from functools import partial
 
 from pyspark import SparkConf, SparkContext
@@ -18,6 +19,7 @@ from pyspark import SparkConf, SparkContext
 from spark_jobs.client import Place
 
 SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
+SETTLED_S = 2.0
 UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
 _LOOPBACK = "127.0.0.1"
 _LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?")
@@ -95,6 +97,17 @@ def warm_up(context: SparkContext) -> None:
     """Have a worker daemon import what slots need (2 s), so that the first job finds it done."""
     context.setJobGroup("warm-up", "warm-up")
     context.parallelize([0], 1).foreach(_nothing)
+
+
+def cores_of(context: SparkContext) -> int:
+    """The cores of the cluster's executors, once all that are coming have come: none for SETTLED_S."""
+    warm_up(context)  # returns when the first executor has run it
+    cores, since_s = int(context.defaultParallelism), time.monotonic()
+    while time.monotonic() - since_s < SETTLED_S:
+        time.sleep(0.1)
+        if context.defaultParallelism != cores:
+            cores, since_s = int(context.defaultParallelism), time.monotonic()
+    return cores
 
 
 def run_slots(context: SparkContext, job_name: str, slots: int, place: Place) -> None:

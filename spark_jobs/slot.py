@@ -20,12 +20,14 @@ import lmdb
 import structlog
 
 from service import logs
+from service.storage import environments
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
 from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
+from spark_jobs import memory
 from spark_jobs.client import (
     Api,
     ApiError,
@@ -48,8 +50,11 @@ from spark_jobs.views import KeptViews
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
+SWELLS_RECORDS: Final = 10_000  # a batch that leaves memory worth giving back
 RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: some 30 ms
 RESTORE_ALONE_S: Final = 0.5
+HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
+HAND_OVER_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 0.25
 MAX_ATTEMPTS: Final = 5
 JOIN_ATTEMPTS: Final = 20
@@ -66,6 +71,7 @@ def run_slot(place: Place, index: int) -> None:
         with Api(place.api_url, place.api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
             while _live_once(api, place, index, pulse):
                 pass
+        memory.hand_back()  # Spark keeps the process for the next job's slot
         ended_well = True
     except Refused:
         log.exception("slot_refused")
@@ -117,6 +123,7 @@ class OwnedTask:
     failures: int = 0
     not_before_s: float = 0.0
     has_failed: bool = False
+    since_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_caught_up(self) -> bool:
@@ -154,7 +161,7 @@ class Slot:
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
         self._round_start_s = -self._interval_s
-        self._has_full_batch = False
+        self._has_full_batch = self._is_swollen = False
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
         self.log = structlog.get_logger().bind(job=joined.job_name, slot=joined.slot_id)
 
@@ -180,6 +187,7 @@ class Slot:
             self._restore()
             self._run_round()
             self._views.keep_up(self._tasks.values())
+            self._slim_down()
         except Unreachable as error:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
             self.log.warning("api_unreachable", error=str(error))
@@ -199,19 +207,22 @@ class Slot:
         ]
 
     def _wait_ms(self) -> int:
-        """How long the API may keep the question; it keeps it for less than the lease allows."""
-        is_restoring = any(not task.is_caught_up and not task.is_waiting for task in self._tasks.values())
-        return 0 if is_restoring or self._views.is_behind else self._joined.lease_ms
+        """How long the API may keep the question (less than the lease, whatever we say): not while replicas wait."""
+        if self._views.is_behind:
+            return 0
+        due_s = [task.not_before_s for task in self._tasks.values() if not task.is_caught_up and not task.has_failed]
+        if not due_s:
+            return self._joined.lease_ms
+        return max(0, int((min(due_s) - time.monotonic()) * 1000))
 
     def _pause_s(self) -> float:
-        """What is left of the commit interval, but none while a full batch waits; a moment where only what failed
-        could run.
-        """
+        """What is left of the commit interval, but none while a full batch waits; until anything may run at all."""
         if self._has_full_batch:
             return 0.0
+        now_s = time.monotonic()
         with_work = [task for task in self._tasks.values() if task.now.work]
-        least_s = MAX_PAUSE_S if with_work and all(task.is_waiting for task in with_work) else 0.0
-        return min(max(self._interval_left_s(), least_s), MAX_PAUSE_S)
+        waits_s = [MAX_PAUSE_S if task.has_failed else task.not_before_s - now_s for task in with_work]
+        return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
 
     def _take(self, assigned: Iterable[AssignedTask]) -> None:
         """Own exactly what the answer says, under the epochs that it says."""
@@ -249,20 +260,26 @@ class Slot:
         until = time.monotonic() + (RESTORE_ALONE_S if is_alone else 0.0)
         for task in behind:
             with self._border(task):
-                self._open(task)
+                if not self._open(task):
+                    task.not_before_s = time.monotonic() + HAND_OVER_PAUSE_S
+                    continue
                 while not task.is_caught_up:
                     self._restore_slice(task)
                     if time.monotonic() >= until:
                         break
 
-    def _open(self, task: OwnedTask) -> None:
+    def _open(self, task: OwnedTask) -> bool:
+        """Open its replicas; False while a former owner, which gives them up just now, has one open still."""
         for store in self._topology.sub_topologies[task.now.sub_topology].stores():
             if store.name in task.replicas:
                 continue
             store_id = self._joined.stores[store.name].id
             path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, task.now.partition)
+            if time.monotonic() - task.since_s < HAND_OVER_S and environments.is_open_elsewhere(path):
+                return False
             replica = Replica.open(path, store, store_id, self._joined.lineage, task.now.changelogs[store.name])
             task.replicas[store.name], task.positions[store.name] = replica, replica.position
+        return True
 
     def _restore_slice(self, task: OwnedTask) -> None:
         for name, end in task.now.changelogs.items():
@@ -288,6 +305,7 @@ class Slot:
         written: list[_Written] = []
         for task, work in ready:
             self._pulse.beat()
+            self._is_swollen |= work.end - work.start > SWELLS_RECORDS
             with self._border(task):
                 written.append(self._run_task(task, work))
             if time.monotonic() - since_s > ROUND_S:
@@ -296,6 +314,12 @@ class Slot:
         self._commit(written)
         if len(self._spare) < SPARE_SEGMENTS:
             self._spare += self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
+
+    def _slim_down(self) -> None:
+        """Give memory back once there is nothing to do after much."""
+        if self._is_swollen and not any(task.now.work for task in self._tasks.values()):
+            memory.hand_back()
+            self._is_swollen = False
 
     def _interval_left_s(self) -> float:
         left_s: float = self._round_start_s + self._interval_s - time.monotonic()

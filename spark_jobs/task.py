@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,9 @@ import pyarrow as pa
 
 from service.storage.segments import EncodedSegment, Storage, encode_segment
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import Chunk, Dropped, StateReader, as_task_batch
+from service.streams.records import Chunk, StateReader, as_task_batch
 from service.streams.topology.chain import Chain, ChainResult
+from service.streams.topology.dropped import counted, kept
 from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
 
 MAX_BATCH_BYTES = 192 << 20  # of decoded records: what a slot holds at once, however many records were asked for
@@ -84,11 +84,13 @@ def run_batch(
     outputs = list(_outputs(result, task.partition, routes))
     changes = [(store, routes.stores[store].changelog, batch) for store, batch in result.changes.items()]
     pieces = outputs + [(changelog, task.partition, batch) for _, changelog, batch in changes]
+    if chain.dropped is not None and result.dropped:
+        pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped)))
     segment = encode_segment(pieces) if pieces else None
     counters = {
         "records_in": batch.records.num_rows,
         "records_out": sum(records.num_rows for _, _, records in outputs),
-        "dropped": _dropped(result.dropped),
+        "dropped": counted(result.dropped),
         "batch_ms": round((time.perf_counter() - started) * 1000, 3),
     }
     changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
@@ -137,13 +139,6 @@ def _cut(records: pa.RecordBatch, count: int, partition: int) -> Iterator[tuple[
     ends = np.cumsum(sizes)
     for target in used.tolist():
         yield target, records.take(pa.array(rows[ends[target] - sizes[target] : ends[target]]))
-
-
-def _dropped(dropped: list[Dropped]) -> Json:
-    counted: dict[str, Counter[str]] = {}
-    for each in dropped:
-        counted.setdefault(each.operator, Counter())[each.reason] += each.rows.num_rows
-    return {operator: dict(reasons) for operator, reasons in counted.items()}
 
 
 def _commit(task: AssignedTask, batch: Batch, counters: Json, stream_time: int) -> Json:

@@ -13,6 +13,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from service.problems import Problem, declared
 
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, type[Any]] = {"Problem": Problem}
+ASSETS = "/docs/assets"
 TAGS = [
     {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},
     {"name": "jobs", "description": "Operators over a stream: submit, watch, pause, stop, simulate."},
@@ -74,7 +76,16 @@ def install(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(_: Request) -> HTMLResponse:
-        return get_swagger_ui_html(openapi_url="/openapi.json", title="Millrace")
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="Millrace",
+            swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
+            swagger_css_url=f"{ASSETS}/swagger-ui.css",
+            swagger_favicon_url=f"{ASSETS}/favicon.png",
+        )
+
+    # The pages' own assets, from a package: they work where no content network is reached.
+    app.mount(ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]), name="docs-assets")
 
 
 def operation_id(route: Any) -> str:

@@ -315,7 +315,9 @@ def _is_settled(s: Session, name: str) -> tuple[str, bool]:
 
 def _compile(s: Session, spec: JobSpec) -> Topology:
     found = {name: streams.find_stream(s, name) for name in spec.sources}
-    return graph.compile(spec, {name: stream.partitions for name, stream in found.items() if stream is not None})
+    known = {name: stream for name, stream in found.items() if stream is not None}
+    custom = {name for name, stream in known.items() if stream.custom_partitioning}
+    return graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
 
 
 def _create(request: Request, spec: JobSpec, who: str) -> Response:

@@ -141,6 +141,9 @@ def _add_sub_topology(s: Session, job: Job, spec: JobSpec, sub_topology: SubTopo
     _relate(s, job, sources, "source")
     _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
     _add_stores(s, job, sub_topology)
+    if sub_topology.dropped is not None:
+        kept = create_stream(s, sub_topology.dropped, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
+        _relate(s, job, [kept], "internal")
     at = now_ms(s)
     tasks = [
         Task(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)

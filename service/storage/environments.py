@@ -95,6 +95,19 @@ def acquire(base: Path, is_wanted: IsWanted) -> Environment:
         return environment
 
 
+def is_open_elsewhere(base: Path) -> bool:
+    """Whether another process has the newest life at `base` open: a former owner may be about to give it up."""
+    with _guard:
+        _set_inherited_aside()
+        lives = _lives(base)
+        if base in _held or not lives:
+            return False
+        lock = _lock(lives[0])
+        if lock is not None:
+            os.close(lock)
+        return lock is None
+
+
 def release(environment: Environment) -> None:
     """Give it back; the last holder closes it cleanly, so that it outlives a machine restart."""
     if not environment.is_open or environment.pid != os.getpid():

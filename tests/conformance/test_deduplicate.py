@@ -10,7 +10,7 @@ from tests.conformance.given import load
 from tests.task import Task, cut, job, run_all
 
 CASES = load("deduplicate")
-CUTS = [None, 1, 2, 7, 1000]
+CUTS = [None, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough), 7, 1000]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case["name"])

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.running import Running
 from tests.driving import (
     ONCE_AN_HOUR,
+    all_records,
     caught_up,
     contents,
     deduplicate,
@@ -70,13 +71,16 @@ def test_a_poisoned_record_fails_its_job_alone_and_can_be_skipped(running: Runni
     with running:
         make_stream(running, "numbers", 1)
         running.call("POST", "/v1/jobs", json={"name": "strict", "source": "numbers", "operators": where, "sink": "a"})
-        lenient = {"name": "lenient", "source": "numbers", "operators": where, "sink": "b", "on_error": "drop"}
+        lenient = {"name": "lenient", "source": "numbers", "operators": where, "sink": "b"}
+        lenient |= {"on_error": "drop", "keep_dropped": True}
         running.call("POST", "/v1/jobs", json=lenient)
         post(running, "numbers", [*good, poison, *good])
         failed = in_state(running, "strict", "failed")
         assert (failed["error"]["partition"], failed["error"]["offset"]) == (0, 5)
         assert failed["error"]["operator"] == "positive"
         assert caught_up(running, "lenient")["state"] == "running"
+        (kept,) = all_records(running, "lenient-dropped", 0)
+        assert (kept["value"], kept["headers"]["millrace-reason"]) == ({"n": "many"}, "expression_failed")
         running.call("POST", "/v1/jobs/strict:skip", json={"partition": 0, "offset": 5})
         running.call("POST", "/v1/jobs/strict:restart")
         assert caught_up(running, "strict")["state"] == "running"

@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service import cli
+from service import cli, logs
 from service.catalog import keys
 from service.catalog.engine import Catalog
 
 RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def keep_logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sets logging up for its process; this process is that of the tests."""
+    monkeypatch.setattr(logs, "configure", lambda level: None)
 
 
 def run(*arguments: str, url: str = "", code: int = 0) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+COLUMNS = ("key", "value", "timestamp", "window_start", "window_end")
+
 
 @dataclass(frozen=True, slots=True)
 class Function:

@@ -13,8 +13,8 @@ import duckdb
 import pyarrow as pa
 
 from service.streams.errors import InvalidExpression
-from service.streams.expressions.allowed import RESULTS
-from service.streams.expressions.gate import COLUMNS, admit, enclosed
+from service.streams.expressions.allowed import COLUMNS, RESULTS
+from service.streams.expressions.gate import admit, enclosed
 from service.streams.expressions.session import Broken, OutOfTime, Session, session
 
 JSON = pa.json_(pa.utf8())

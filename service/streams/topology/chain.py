@@ -46,6 +46,7 @@ class Chain:
     """The operators of one sub-topology. Holds no state between batches."""
 
     def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
+        self.dropped = sub_topology.dropped
         self._nodes = [(node.store, _operator(node, on_error)) for node in sub_topology.nodes]
         self._sinks = [(sink.stream, _gate(i, sink, on_error)) for i, sink in enumerate(sub_topology.sinks)]
 

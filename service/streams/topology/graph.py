@@ -5,7 +5,7 @@ It knows the partition counts that it is given; it refuses to know where they co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,13 +45,17 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class SubTopology:
-    """What one task runs: read one partition of the sources, pass the nodes in order, write the sinks."""
+    """What one task runs: read one partition of the sources, pass the nodes in order, write the sinks.
+
+    `dropped` is the stream that keeps what its operators drop; None: they are only counted.
+    """
 
     id: int
     sources: list[str]
     nodes: list[Node]
     sinks: list[Sink]
     partitions: int
+    dropped: str | None = None
 
     def stores(self) -> list[StoreSpec]:
         """The stores of its nodes, in order."""
@@ -82,14 +86,20 @@ class Topology:
 _TOPOLOGY = TypeAdapter(Topology)
 
 
-def compile(spec: JobSpec, partitions: Mapping[str, int]) -> Topology:  # noqa: A001 - it is what it does
-    """The topology of a job over source streams with these partition counts. Raises InvalidSpec."""
-    if found := list(_impossible(spec, partitions)):
+def compile(  # noqa: A001 - it is what it does
+    spec: JobSpec, partitions: Mapping[str, int], custom: Collection[str] = frozenset()
+) -> Topology:
+    """The topology of a job over source streams with these partition counts. Raises InvalidSpec.
+
+    `custom`: the sources that were written with explicit partitions, where equal keys may lie apart.
+    """
+    if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
         raise InvalidSpec(found)
     reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
     nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
     sinks = [Sink(sink.stream, sink.where) for sink in spec.sinks]
-    return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]])])
+    dropped = f"{spec.name}-dropped" if spec.keep_dropped else None
+    return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
 
 
 def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -> Node:
@@ -156,6 +166,17 @@ def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:
                 f"/operators/{i}",
                 f"{operator.op} {why} needs repartitioning, which is not available yet "
                 "for a source with more than one partition",
+            )
+
+
+def _untrusted(spec: JobSpec, partitions: Mapping[str, int], custom: Collection[str]) -> Iterator[Problem]:
+    is_stateful = any(isinstance(operator, StatefulSpec) for operator in spec.operators)
+    for source in spec.sources:
+        if is_stateful and source in custom and partitions[source] > 1 and not spec.trust_partitions:
+            yield Problem(
+                "/trust_partitions",
+                f"records of {source!r} were written with explicit partitions, so equal keys may lie apart and "
+                "need repartitioning, which is not available yet; say true if they do lie together",
             )
 
 

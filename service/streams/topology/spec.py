@@ -92,6 +92,7 @@ class JobSpec(Spec):
     commit_interval_ms: Duration = 100
     idle_close_after_ms: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     keep_dropped: bool = False
+    trust_partitions: bool = False  # equal keys share a partition, though the source was written with explicit ones
     on_error: OnError = "fail"
 
     @classmethod

@@ -320,6 +320,7 @@ def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: 
     catalog.write(coordinator.change_job, "visits", "restart")
     assert catalog.read(jobs.get_job, "visits").error is None
     assert [at["skips"] for at in worker.tasks()] == [[], [7], [], []]
+    assert worker.tasks()[1]["epoch"] > task["epoch"]  # a slot that has not left yet begins anew
     worker.run()
     assert [at["skips"] for at in worker.tasks()] == [[], [], [], []]
 

@@ -41,6 +41,7 @@ def test_defaults_are_those_of_the_contract():
         "commit_interval_ms": 100,
         "idle_close_after_ms": None,
         "keep_dropped": False,
+        "trust_partitions": False,
         "on_error": "fail",
     }
 

@@ -98,3 +98,14 @@ def test_describe_has_the_layout_of_kafka_streams():
 
 def test_a_job_without_a_sink_ends_in_none():
     assert "    Processor: once (stores: [visits-once])\n      --> none\n" in describe(compiled(ONCE, sink=None))
+
+
+def test_keys_apart_are_refused_unless_the_job_trusts_the_partitions() -> None:
+    operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1}
+    body = {"name": "visits", "source": "clicks", "operators": [operator], "sink": "out"}
+    with pytest.raises(InvalidSpec) as refused:
+        graph.compile(JobSpec.parse(body), {"clicks": 2}, custom={"clicks"})
+    assert [problem.pointer for problem in refused.value.errors] == ["/trust_partitions"]
+    trusting = JobSpec.parse(body | {"trust_partitions": True})
+    assert graph.compile(trusting, {"clicks": 2}, custom={"clicks"}).sub_topologies
+    assert graph.compile(JobSpec.parse(body), {"clicks": 1}, custom={"clicks"}).sub_topologies

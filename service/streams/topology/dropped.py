@@ -1,0 +1,48 @@
+"""What operators did not let through: counted by reason, and kept where a job asks for it.
+
+It knows how a dropped record looks in the stream `<job>-dropped`: as it reached the operator, with the reason in its
+headers. It refuses to know why an operator drops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.streams.records import RECORD_SCHEMA, Dropped, as_records
+
+OPERATOR, REASON, OFFSET = "millrace-operator", "millrace-reason", "millrace-offset"
+
+
+def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
+    """How many records each operator dropped, by reason."""
+    found: dict[str, Counter[str]] = {}
+    for each in dropped:
+        found.setdefault(each.operator, Counter())[each.reason] += each.rows.num_rows
+    return {operator: dict(reasons) for operator, reasons in found.items()}
+
+
+def kept(dropped: Sequence[Dropped]) -> pa.RecordBatch:
+    """The dropped records (RECORD_SCHEMA) in the order of their source offsets.
+
+    Their headers say which operator dropped them, why, and the offset of the record that caused it.
+    """
+    rows = pa.concat_batches([each.rows for each in dropped])
+    headers = pa.concat_arrays([_headers(each) for each in dropped])
+    marked = rows.set_column(rows.schema.get_field_index("headers"), RECORD_SCHEMA.field("headers"), headers)
+    order = pc.sort_indices(pa.chunked_array([rows.column("offset")]))  # stable: within an offset as it happened
+    return as_records(marked.take(order))
+
+
+def _headers(each: Dropped) -> pa.Array:
+    """The record's own headers, a JSON object, with ours in front."""
+    ours = json.dumps({OPERATOR: each.operator, REASON: each.reason})[:-1] + f', "{OFFSET}": "'
+    own = each.rows.column("headers").fill_null("{}")
+    rest = pc.utf8_replace_slice(pc.utf8_trim_whitespace(own), 0, 1, "")
+    comma = pc.if_else(pc.equal(pc.utf8_trim_whitespace(rest), "}"), "", ", ")
+    offsets = each.rows.column("offset").cast(pa.utf8())
+    return pc.binary_join_element_wise(ours, offsets, '"', comma, rest, "")

@@ -1,0 +1,172 @@
+"""Instances as processes of their own, attached to a running service; and a Spark standalone cluster for them.
+
+Knows how to start them, find their processes and end them. Knows nothing of what they run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import pyspark
+
+from benchmarks.running import Running, wait_until
+
+LOOPBACK = "127.0.0.1"
+
+
+class Attached:
+    """One instance: `python -m spark_jobs.instance`, attached to `running` under a key of role `instance`."""
+
+    def __init__(
+        self, running: Running, folder: Path, *arguments: str, name: str = "tested", master: str = "local[2]"
+    ) -> None:
+        self.running, self.name, self.log = running, name, folder / f"{name}.log"
+        key = running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
+        self._replicas = folder / "replicas"
+        self._environment = {**os.environ, "MILLRACE_API_KEY": key, "MILLRACE_REPLICA_DIR": str(self._replicas)}
+        self._command = [sys.executable, "-m", "spark_jobs.instance", "--api", running.url]
+        self._command += ["--spark-master", master, "--name", name, *arguments]
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> Self:
+        """Start it; does not wait for its join."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+        return self
+
+    def wait_until_live(self, timeout_s: float = 60) -> dict[str, Any]:
+        """The instance as the API shows it, once this process has joined."""
+        wait_until(lambda: self._shown().get("state") == "live", timeout_s, f"{self.name} to join; see {self.log}")
+        return self._shown()
+
+    def _shown(self) -> dict[str, Any]:
+        found = self.running.call("GET", "/v1/instances")["items"]
+        return next((instance for instance in found if instance["name"] == self.name), {})
+
+    def jvm(self) -> psutil.Process:
+        """Spark's JVM."""
+        return next(child for child in psutil.Process(self.process.pid).children() if child.name() == "java")
+
+    def slots(self) -> list[psutil.Process]:
+        """The Python workers that are slots now, on this machine."""
+        told = [int(file.read_text() or 0) for file in sorted(self._replicas.glob("*/pulses/*"))]
+        return [psutil.Process(pid) for pid in told if psutil.pid_exists(pid)]
+
+    def descendants(self) -> list[psutil.Process]:
+        """All that it started, directly or not."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout_s)
+        self._close_stdin()
+        return code
+
+    def _close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._close_stdin()
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more."""
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+# ---------------------------------------------------------------- standalone
+
+
+@dataclass
+class Standalone:
+    """A Spark standalone cluster on loopback: one master, two workers."""
+
+    master: str
+    workers: list[subprocess.Popen[bytes]]
+
+    def executors(self) -> list[psutil.Process]:
+        """The executors' JVMs, over all workers."""
+        return [child for worker in self.workers for child in psutil.Process(worker.pid).children()]
+
+
+@contextmanager
+def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Standalone]:
+    """Start a cluster from the pip package; ends with the block."""
+    home = Path(pyspark.__file__).parent
+    env = {
+        **os.environ,
+        **(environment or {}),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    master = f"spark://{LOOPBACK}:{free_port()}"
+    package = "org.apache.spark.deploy"
+    with ExitStack() as opened:
+
+        def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+            log = opened.enter_context((folder / f"{name}.log").open("wb"))
+            command = [str(home / "bin" / "spark-class"), *arguments]
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder)
+            opened.callback(_end, process)
+            return process
+
+        where = ["--host", LOOPBACK, "--webui-port", "0"]
+        port = master.rpartition(":")[2]
+        start("master", f"{package}.master.Master", *where, "--port", port)
+        size = ["--cores", "16", "--memory", "2g"]
+        workers = [
+            start(
+                f"worker-{i}",
+                f"{package}.worker.Worker",
+                *where,
+                *size,
+                "--work-dir",
+                str(folder / f"work-{i}"),
+                master,
+            )
+            for i in range(2)
+        ]
+        log = folder / "master.log"
+        wait_until(lambda: len(re.findall("Registering worker", log.read_text())) == 2, 60, f"two workers; see {log}")
+        yield Standalone(master, workers)
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has, just now."""
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

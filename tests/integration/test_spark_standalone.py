@@ -1,0 +1,88 @@
+"""An instance on a Spark standalone cluster, a master and two workers from the pip package: slots live in executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.running import Running, wait_until
+from tests.attached import Attached, Standalone, are_gone, standalone
+from tests.driving import (
+    ONCE_AN_HOUR,
+    caught_up,
+    contents,
+    deduplicate,
+    expected,
+    in_state,
+    make_stream,
+    post,
+    some_records,
+)
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("spark")) as running:
+        yield running
+
+
+@pytest.fixture
+def instance(cluster: Standalone, tmp_path: Path) -> Iterator[Attached]:
+    environment = {"MILLRACE_LEASE_MS": "3000", "MILLRACE_TICK_MS": "200"}
+    with (
+        Running(tmp_path / "data", instances=0, environment=environment) as running,
+        Attached(running, tmp_path, name="cluster", master=cluster.master) as attached,
+    ):
+        make_stream(running, "clicks", PARTITIONS)
+        attached.wait_until_live(90)
+        yield attached
+
+
+def tasks_by_slot(service: Running) -> list[int]:
+    return [len(member["tasks"]) for member in service.call("GET", "/v1/groups/once")["members"]]
+
+
+def executors_of(slots: list[psutil.Process]) -> set[int]:
+    """The JVMs whose daemons forked these workers."""
+    return {parent.ppid() for slot in slots if (parent := slot.parent()) is not None}
+
+
+def test_slots_run_in_executors_and_survive_the_loss_of_one(cluster: Standalone, instance: Attached) -> None:
+    service = instance.running
+    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+    records = some_records(6_000)
+    post(service, "clicks", records[:3_000])
+    assert caught_up(service, "once")["state"] == "running"
+    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, 30, "a slot for each task")
+    executors = {executor.pid for executor in cluster.executors()}
+    used = executors_of(instance.slots())
+    assert used <= executors
+    psutil.Process(min(used)).kill()
+    post(service, "clicks", records[3_000:])
+    assert caught_up(service, "once")["state"] == "running"
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+def test_the_end_of_the_instance_is_the_end_of_its_executors(cluster: Standalone, instance: Attached) -> None:
+    service = instance.running
+    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+    in_state(service, "once", "running")
+    started = [*cluster.executors(), *instance.slots()]
+    assert instance.stop() == 0
+    wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
+
+
+def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, instance: Attached) -> None:
+    service = instance.running
+    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+    in_state(service, "once", "running")
+    started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
+    instance.process.kill()
+    wait_until(lambda: are_gone(started), 30, "the end of executors and slots")

@@ -1,0 +1,34 @@
+"""Dropped records: counted by operator and reason, kept with the reason in their headers."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from service.streams.records import TASK_SCHEMA, Dropped
+from service.streams.topology.dropped import counted, kept
+
+
+def rows(*records: tuple[int, str | None]) -> pa.RecordBatch:
+    fields = [
+        {"key": b"k", "value": "{}", "timestamp": offset, "window_start": None, "window_end": None}
+        | {"headers": headers, "offset": offset}
+        for offset, headers in records
+    ]
+    return pa.RecordBatch.from_pylist(fields, TASK_SCHEMA)
+
+
+def test_counts_go_by_operator_and_reason() -> None:
+    dropped = [Dropped("a", "late", rows((1, None), (2, None))), Dropped("a", "null_key", rows((3, None)))]
+    assert counted([*dropped, Dropped("a", "late", rows((4, None)))]) == {"a": {"late": 3, "null_key": 1}}
+
+
+def test_kept_records_come_in_the_order_of_their_offsets_and_say_why() -> None:
+    found = kept([Dropped("b", "late", rows((7, None), (9, "{}"))), Dropped("a", "null_key", rows((8, '{"x": "y"}')))])
+    assert found.column("timestamp").to_pylist() == [7, 8, 9]
+    assert [json.loads(headers) for headers in found.column("headers").to_pylist()] == [
+        {"millrace-operator": "b", "millrace-reason": "late", "millrace-offset": "7"},
+        {"millrace-operator": "a", "millrace-reason": "null_key", "millrace-offset": "8", "x": "y"},
+        {"millrace-operator": "b", "millrace-reason": "late", "millrace-offset": "9"},
+    ]
