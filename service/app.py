@@ -68,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     problems.install(app)
     document.install(app)
+    app.add_middleware(stores.QuickLookups)
     app.add_middleware(RequestBorder, settings=settings)
     return app
 

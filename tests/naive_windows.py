@@ -53,12 +53,14 @@ class Aggregate:
 
     def horizon(self) -> int | None:
         """The lowest time that closes all windows."""
-        ends = [end for _, _, end in self.groups if not self.is_closed(end)]
-        return max(ends) + self.delay + (self.type in ("session", "sliding")) if ends and self.type else None
+        ends = [end for _, _, end in self.groups if self.type is not None and not self.is_closed(end)]
+        return max(ends) + self.delay + (self.type in ("session", "sliding")) if ends else None
 
     # ------------------------------------------------------------ time
 
-    def is_closed(self, end: int, obs: int | None = None) -> bool:
+    def is_closed(self, end: int | None, obs: int | None = None) -> bool:
+        if end is None:
+            return False
         close = (self.obs if obs is None else obs) - self.delay
         return end < close if self.type in ("session", "sliding") else end <= close
 
@@ -239,8 +241,11 @@ class Function:
         value = self.of(record)
         if value is None:
             return state
-        one = {"collect": (value,), "mean": (value if isinstance(value, float) else Fraction(value), 1)}
-        return self.merge(state, one.get(self.fn, value))
+        if self.fn == "collect":
+            value = (value,)
+        if self.fn == "mean":
+            value = (value if isinstance(value, float) else Fraction(value), 1)
+        return self.merge(state, value)
 
     def merge(self, state: Any, other: Any) -> Any:
         if other is NOTHING:

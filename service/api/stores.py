@@ -1,8 +1,8 @@
 """Stores over HTTP: which there are, and what is in them: by key, by range of keys, all of it; paged or exported.
 
 Knows the shapes of contract.md. Refuses to know what an entry is (`streams.stores`), where it lies and how fresh that
-is (`service.lookups`). A lookup by key without further wishes is the hot route: it goes past FastAPI's machinery, and
-its answer is prepared bytes.
+is (`service.lookups`). A lookup by key without further wishes is the hot route: it goes past FastAPI, and its answer is
+prepared bytes.
 """
 
 import asyncio
@@ -11,31 +11,31 @@ import binascii
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import orjson
 import pyarrow as pa
 from fastapi import APIRouter, Depends, Path, Query
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.bodies import accepts, answer, page, read_model, tagged
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, Page
-from service.auth import MAY, Reader, identify
+from service.auth import MAY, Reader
 from service.catalog.stores import StoreNow, stores_now
 from service.lookups import Freshness, Known, Look, Lookups
 from service.payloads import ARROW, JSON, NDJSON
 from service.positions import Position, StoreCursor, opaque, position_of, store_cursor_of
 from service.problems import ProblemError, declared
-from service.streams.errors import KeyHasNoOwner, UnknownStore, WrongStoreType
+from service.streams.errors import KeyHasNoOwner, StreamError, UnknownStore, WrongStoreType
 from service.streams.stores.reading import END_OF_TIME, Found, Place, Told
 from service.streams.stores.reading import Page as Entries
 from service.streams.stores.reading import Query as StoreQuery
@@ -44,7 +44,7 @@ Kind = Literal["sessions", "windows", "keys"]
 KeyEncoding = Literal["utf8", "base64"]
 
 NAME = r"^[a-z][a-z0-9_]{0,63}-[a-z][a-z0-9_]{0,63}$"
-TYPES: Final[dict[str, str]] = {"sessions": "session", "windows": "window", "keys": "key_value"}
+TYPES: Final[dict[Kind, str]] = {"sessions": "session", "windows": "window", "keys": "key_value"}
 DEFAULT_LIMIT: Final = 100
 EXPORT_PAGE: Final = 1000
 BATCH_AT_ONCE: Final = 100
@@ -245,27 +245,52 @@ class Owner(BaseModel):
 Start = tuple[int, Place | None]  # where a page begins: the number of a key in a batch, and behind which place
 
 
-class LookupRoute(APIRoute):
-    """A route that answers a lookup by key, with nothing else asked for, at once; all else goes FastAPI's way."""
+class QuickLookups:
+    """Middleware that answers a plain lookup by key; whatever is not one, or is to be refused, goes on to the routes.
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that matches."""
-        asked = _plain_lookup(scope)
-        if asked is None:
-            await super().handle(scope, receive, send)
+    Matching and unpacking a request costs FastAPI more than the lookup itself.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = _plain_lookup(scope) if scope["type"] == "http" else None
+        body = None if asked is None else await self._body(scope, asked)
+        if asked is None or body is None:
+            await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        caller = await identify(request)
-        known = request.state.lookups.at_hand(asked.store)
-        if known is None or caller.role not in MAY["reader"] or known.now.type != TYPES[asked.kind]:
-            await super().handle(scope, receive, send)
-            return
-        look = await request.state.lookups.look(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
-        if look.page.next is None:
-            body = _json(look, request.state.catalog.lineage, "utf8", None)
-            await Response(body, headers=_JSON_HEADERS)(scope, receive, send)
-        else:
-            await super().handle(scope, receive, send)
+        scope["route"] = _ROUTES[asked.kind]
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    @staticmethod
+    async def _body(scope: Scope, asked: "_Asked") -> bytes | None:
+        """The answer, if all is as it is nearly always: a valid key, a store of the type asked for, known already."""
+        state = scope["state"]
+        known = state["lookups"].at_hand(asked.store)
+        if known is None or known.now.type != TYPES[asked.kind]:
+            return None
+        if not _may_read(scope):
+            return None
+        try:
+            look = await state["lookups"].look(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
+            return None if look.page.next else _json(look, state["catalog"].lineage, "utf8", None)
+        except (StreamError, ProblemError):
+            return None
+
+
+def _may_read(scope: Scope) -> bool:
+    """Whether the caller is known to be a reader; if not, that is found out on the way to the routes."""
+    state = scope["state"]
+    if state["settings"].auth == "off":
+        return True
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, secret = header.decode("latin-1").partition(" ")
+    caller = state["keys"].at_hand(secret.strip()) if scheme.lower() == "bearer" else None
+    return caller is not None and caller.role in MAY["reader"]
 
 
 class _Asked(NamedTuple):
@@ -293,6 +318,13 @@ def _plain_lookup(scope: Scope) -> _Asked | None:
     return _Asked(parts[3].decode("latin-1"), _KINDS[parts[4]], key)
 
 
+class _Route(NamedTuple):
+    """What the border counts a request under."""
+
+    path_format: str
+
+
+_ROUTES: dict[Kind, _Route] = {kind: _Route(f"/v1/stores/{{store}}/{kind}/{{key}}") for kind in TYPES}
 _KINDS: dict[bytes, Kind] = {b"sessions": "sessions", b"windows": "windows", b"keys": "keys"}
 
 
@@ -300,7 +332,7 @@ def _accepts(scope: Scope) -> Iterable[bytes]:
     return (value for name, value in scope["headers"] if name == b"accept")
 
 
-router = APIRouter(tags=["stores"], route_class=LookupRoute)
+router = APIRouter(tags=["stores"])
 
 
 def _named(store: Annotated[str, Path(description="The store's name: `<job>-<operator>`.")]) -> str:
@@ -602,14 +634,20 @@ def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
 
 def _as_of(look: Look, lineage: str) -> dict[str, Any]:
     told = look.page.told
-    offsets = {str(partition): each.position for partition, each in told.items()}
+    offsets = tuple((partition, each.position) for partition, each in told.items())
     stream_time = max((each.stream_time for each in told.values()), default=-1)
     return {
         "stream_time": stream_time if stream_time >= 0 else None,
-        "position": opaque(Position(look.known.now.changelog, lineage, offsets)),
+        "position": _opaque(look.known.now.changelog, lineage, offsets),
         "lag_records": look.known.lag(told),
         "served_by": _server(look),
     }
+
+
+@lru_cache(maxsize=4096)
+def _opaque(changelog: str, lineage: str, offsets: tuple[tuple[int, int], ...]) -> str:
+    """The position of a store: offsets of its changelog by partition."""
+    return opaque(Position(changelog, lineage, {str(partition): offset for partition, offset in offsets}))
 
 
 def _server(look: Look) -> str:
@@ -690,7 +728,7 @@ async def _view(request: Request, now: StoreNow) -> Mapping[str, Any]:
     """A store as it is listed."""
     lineage = request.state.catalog.lineage
     partitions = [await _partition_view(request.state.lookups, now, number) for number in range(len(now.partitions))]
-    offsets = {str(at["partition"]): at["position"] for at in partitions if at["position"] is not None}
+    offsets = tuple((at["partition"], at["position"]) for at in partitions if at["position"] is not None)
     return {
         "id": now.id,
         "name": now.name,
@@ -701,7 +739,7 @@ async def _view(request: Request, now: StoreNow) -> Mapping[str, Any]:
         "partitions": partitions,
         "entries": _total(at["entries"] for at in partitions),
         "bytes": _total(at["bytes"] for at in partitions),
-        "position": opaque(Position(now.changelog, lineage, offsets)),
+        "position": _opaque(now.changelog, lineage, offsets),
         "lag": sum(at["lag"] for at in partitions),
     }
 

@@ -7,7 +7,7 @@ identity  the key in its ordered form, then, if windowed, two int64 big-endian: 
 "k" identity             -> an entry: buffer time, bytes that it counts for, timestamp (int64 little-endian), lengths of
                             value and headers (int32, -1 = null), value, headers
 "i" buffer time identity -> nothing: the entries in the order in which they leave
-0x02 "totals"            -> records, bytes in the buffer (int64 little-endian)
+0x02 "totals"            -> records, bytes in the buffer (int64 little-endian), where there are any
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def entry_keys(of: pa.Array) -> pa.Array:
     return store_keys.plain_keys(store_keys.TABLE, of)
 
 
-def pack_totals(totals: Int64s) -> bytes:
-    """Records and bytes in the buffer, as a store value."""
-    return totals.astype("<i8").tobytes()
+def pack_totals(totals: Int64s) -> bytes | None:
+    """Records and bytes in the buffer, as a store value; an empty buffer has none."""
+    return totals.astype("<i8").tobytes() if totals[0] else None
 
 
 def unpack_totals(packed: bytes | None) -> Int64s:

@@ -50,7 +50,8 @@ class EntryCodec:
 
     def __init__(self, types: Sequence[str]) -> None:
         numeric = [kind for kind in types if kind != "O"]
-        assert list(types) == numeric + ["O"] * (len(types) - len(numeric)), "numeric columns come first"
+        if list(types) != numeric + ["O"] * (len(types) - len(numeric)):
+            raise ValueError(f"Numeric columns come first: {types}")
         self.types, self._texts = list(types), len(types) - len(numeric)
         fields = [(f"c{i}", kind) for i, kind in enumerate(numeric)]
         self._names = [name for name, _ in fields]

@@ -52,7 +52,8 @@ def _times(keys: pa.Array, values: pa.Array) -> Int64s:
 
 
 def _read(data: Bytes, places: Int64s, kind: str) -> Int64s:
-    return data[places[:, None] + np.arange(8)].view(kind)[:, 0].astype(np.int64)
+    found: Int64s = data[places[:, None] + np.arange(8)].view(kind)[:, 0].astype(np.int64)
+    return found
 
 
 def _parts(column: pa.Array) -> tuple[Bytes, Int64s]:

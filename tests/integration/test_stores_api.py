@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow as pa
 import pytest
 
 from tests.serving import Serving, serving

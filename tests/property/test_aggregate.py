@@ -1,6 +1,7 @@
 """aggregate is a deterministic function of (state, ordered records): equal to the oracle, however it is run."""
 
 import itertools
+import json
 from collections import Counter
 
 import pytest
@@ -45,7 +46,9 @@ def held(task):
         get, get_many, scan = task.states[STORE].get, task.states[STORE].get_many, task.states[STORE].scan
 
     page = read(read_page(form_of(node), Query(), [0], 1000), {0: View()})
-    return [(e.entry.key.decode(), e.entry.window or (None, None), e.entry.value, e.entry.timestamp) for e in page.items]
+    return [
+        (e.entry.key.decode(), e.entry.window or (None, None), e.entry.value, e.entry.timestamp) for e in page.items
+    ]
 
 
 @given(strategies.aggregations(), strategies.arrivals(), strategies.batch_sizes, st.booleans(), st.data())
@@ -85,7 +88,7 @@ def test_the_store_holds_what_the_oracle_holds(operator, records, sizes):
     found = held(task)
     assert [(key, window) for key, window, _, _ in found] == [(who[0], (who[1], who[2])) for who in groups]
     assert [timestamp for *_, timestamp in found] == [oracle.update(who)["timestamp"] for who in groups]
-    assert [naive.json.loads(value) for _, _, value, _ in found] == [oracle.update(who)["value"] for who in groups]
+    assert [json.loads(value) for _, _, value, _ in found] == [oracle.update(who)["value"] for who in groups]
 
 
 @given(strategies.aggregations(kinds=WINDOWED), strategies.arrivals(), strategies.batch_sizes)

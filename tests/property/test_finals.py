@@ -16,7 +16,12 @@ windows = st.one_of(
     st.fixed_dictionaries({"type": st.just("session"), "gap_ms": small, "grace_ms": graces}),
     st.fixed_dictionaries({"type": st.just("sliding"), "time_difference_ms": small, "grace_ms": graces}),
     st.fixed_dictionaries(
-        {"type": st.just("hopping"), "size_ms": st.just(6), "advance_ms": st.sampled_from([2, 3, 4]), "grace_ms": graces}
+        {
+            "type": st.just("hopping"),
+            "size_ms": st.just(6),
+            "advance_ms": st.sampled_from([2, 3, 4]),
+            "grace_ms": graces,
+        }
     ),
 )
 BETWEEN = [

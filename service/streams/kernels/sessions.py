@@ -32,6 +32,23 @@ def first_ending(order, ends, begin, end, limit):  # type: ignore[no-untyped-def
     return low
 
 
+@nb.njit(nb.void(nb.int32[::1], nb.int64, nb.int64, nb.int32), cache=True)
+def insert(order, place, end, slot):  # type: ignore[no-untyped-def]
+    """Put a slot into order[:end] at a place."""
+    for i in range(end, place, -1):
+        order[i] = order[i - 1]
+    order[place] = slot
+
+
+@nb.njit(nb.int64(nb.int32[::1], nb.int64, nb.int64, nb.int64), cache=True)
+def remove(order, begin, end, after):  # type: ignore[no-untyped-def]
+    """Take order[begin:end] out of order[:after]; returns how many these were."""
+    if end > begin:
+        for i in range(end, after):
+            order[begin + i - end] = order[i]
+    return end - begin
+
+
 @nb.njit(
     nb.types.UniTuple(nb.int64, 4)(
         _INT32S,
@@ -102,11 +119,9 @@ def sessions(  # type: ignore[no-untyped-def]
                 dropped[lost] = row
                 lost += 1
                 continue
-            for i in range(end, place, -1):
-                order[i] = order[i - 1]
             slot = np.int32(count)
             count += 1
-            order[place] = slot
+            insert(order, place, end, slot)
             lengths[key] += 1
             keys[slot], starts[slot], ends[slot], alive[slot] = key, timestamp, timestamp, True
             kinds[events], slots[events], others[events] = FOLD, slot, row
@@ -130,10 +145,7 @@ def sessions(  # type: ignore[no-untyped-def]
                 kinds[events] = FOLD
                 starts[slot], ends[slot] = min(starts[slot], starts[old]), ends[old]
                 alive[old] = False
-            if last > place + 1:
-                for i in range(last, end):
-                    order[place + 1 + i - last] = order[i]
-                lengths[key] -= last - place - 1
+            lengths[key] -= remove(order, place + 1, last, end)
             starts[slot], ends[slot] = min(starts[slot], timestamp), max(ends[slot], timestamp)
             slots[events], others[events] = slot, row
         changed[slot] = True

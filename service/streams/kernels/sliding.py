@@ -13,11 +13,12 @@ import numpy as np
 from service.streams.kernels.fold import COPY, FOLD
 
 END_OF_TIME = np.int64(np.iinfo(np.int64).max)
-NONE = np.int64(-1)
+NONE: int = np.int64(-1)  # type: ignore[assignment]
 _INT32S = nb.types.Array(nb.int32, 1, "C", readonly=True)
 _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 _FLAGS_OUT, _BYTES_OUT, _INT32S_OUT, _INT64S_OUT = nb.bool_[::1], nb.int8[::1], nb.int32[::1], nb.int64[::1]
-# slots: ends, present, changed, stamps · events: kinds, slots, others · updates: rows, events · dropped: rows, ends · counts
+# slots: ends, present, changed, stamps · events: kinds, slots, others · updates: rows, events
+# dropped: rows, ends · counts
 _WORK = nb.types.Tuple(
     (
         _INT64S,
@@ -133,33 +134,51 @@ def early(work, row, timestamp, close, difference, starts, begin, end, left, rig
 
 
 @nb.njit(
-    nb.void(_WORK, nb.int64, nb.int64, nb.int64, nb.int64, _INT64S, nb.int64, nb.int64, nb.int64, nb.int64), cache=True
+    nb.types.UniTuple(nb.int64, 3)(
+        _WORK, nb.int64, nb.int64, nb.int64, nb.int64, _INT64S, nb.int64, nb.int64, nb.int64, nb.bool_
+    ),
+    cache=True,
 )
-def regular(work, row, timestamp, close, difference, starts, begin, end, left, right):  # type: ignore[no-untyped-def]
-    """A record at `difference` or later: windows from the one right after it down to two differences before it."""
+def look_back(work, row, timestamp, close, difference, starts, begin, left, right, is_repeated):  # type: ignore[no-untyped-def]
+    """Fold a record into the windows that hold it, from the newest down.
+
+    Returns the event of its own right window, if that comes to be now; the newest window that ends before the
+    record; and the timestamp of the record before it, as the lowest window that was looked at has it. NONE otherwise.
+    """
     ends, present, _, stamps, _, _, _, _, _, _, _, _ = work
-    has_left, has_right = present[left], present[right]
-    is_repeated = has_left and stamps[left] == timestamp
-    previous, copied, source = NONE, NONE, NONE
-    is_first = True
+    copied, previous = NONE, NONE
+    may_copy = not present[right] and not is_repeated
     for slot in range(right - 1, begin - 1, -1):
         if starts[slot] < timestamp - 2 * difference:
             break
         if not present[slot]:
             continue
-        if ends[slot] > timestamp:
-            if is_first and not has_right and not is_repeated and stamps[slot] > timestamp:
-                copied = copy_to(work, right, slot)
-            is_first = False
-            take_in(work, row, timestamp, close, slot, NONE)
-        elif ends[slot] == timestamp:
+        if ends[slot] < timestamp:
+            return copied, slot, stamps[slot]
+        if slot == left:
             previous = stamps[slot]
-            take_in(work, row, timestamp, close, slot, NONE)
-            if is_repeated:
-                return
-        else:
-            source, previous = slot, stamps[slot]
+        elif may_copy and stamps[slot] > timestamp:
+            copied = copy_to(work, right, slot)
+        may_copy = False
+        take_in(work, row, timestamp, close, slot, NONE)
+        if slot == left and is_repeated:
             break
+    return copied, NONE, previous
+
+
+@nb.njit(
+    nb.void(_WORK, nb.int64, nb.int64, nb.int64, nb.int64, _INT64S, nb.int64, nb.int64, nb.int64, nb.int64), cache=True
+)
+def regular(work, row, timestamp, close, difference, starts, begin, end, left, right):  # type: ignore[no-untyped-def]
+    """A record at `difference` or later: windows from the one right after it down to two differences before it."""
+    _, present, _, stamps, _, _, _, _, _, _, _, _ = work
+    has_left = present[left]
+    is_repeated = has_left and stamps[left] == timestamp
+    copied, source, previous = look_back(
+        work, row, timestamp, close, difference, starts, begin, left, right, is_repeated
+    )
+    if is_repeated:
+        return
     if previous != NONE and previous + 1 + difference >= timestamp:
         after = slot_of(starts, begin, end, previous + 1)
         if not present[after]:

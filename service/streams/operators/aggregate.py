@@ -15,11 +15,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from service.streams import codec, store_keys
 from service.streams.kernels import windows as kernel
 from service.streams.operators.aggregates import Aggregates, State, taken
+from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
-from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.functions import Events, FunctionSpec
-from service.streams.operators.grouping import Changes, Feed, Flags, Gathered, Gatherer, Int64s
+from service.streams.operators.grouping import Changes, Feed, Flags, Gathered, Gatherer, Int64s, TooMany
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
@@ -32,6 +32,7 @@ from service.streams.operators.windows import (
     WindowSpec,
     closing_delay_ms,
 )
+from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 
 _NOT_SAID = np.int32(-1)
@@ -85,6 +86,21 @@ class Aggregate:
         """
         if state is None:
             raise TypeError(f"{self.name} keeps state")
+        try:
+            return self._process(batch, state)
+        except TooMany:
+            return self._halved(batch, state)
+
+    def _halved(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+        """The same as two batches, as every cut comes to the same."""
+        half = batch.num_rows // 2
+        first = self.process(batch.slice(0, half), state)
+        overlay = Overlay(state, first.changes)
+        then = self.process(batch.slice(half), overlay)
+        forward = pa.concat_batches([first.forward, then.forward])
+        return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped)
+
+    def _process(self, batch: pa.RecordBatch, state: StateReader) -> Step:
         rows, dropped = self._admitted(batch)
         done = self._evaluated(rows)
         keyed = Keyed.of(self.name, done.rows, state)
@@ -123,7 +139,9 @@ class Aggregate:
         kinds = {name: expression.type_of() for name, expression in self.aggregates.expressions.items()}
         if not kinds:
             return Evaluated(rows, rows.select(["timestamp"]), [])
-        return Evaluated(rows, pa.RecordBatch.from_arrays([pa.array([], kind) for kind in kinds.values()], list(kinds)), [])
+        return Evaluated(
+            rows, pa.RecordBatch.from_arrays([pa.array([], kind) for kind in kinds.values()], list(kinds)), []
+        )
 
     def _run(
         self,
@@ -177,9 +195,7 @@ class Aggregate:
         """The results of windows that closed (TASK_SCHEMA), by the record that moved stream time past their close."""
         closed = gathered.closed
         state, ends = taken(gathered.state, closed), gathered.ends[closed]
-        causes = np.searchsorted(
-            keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left"
-        )
+        causes = np.searchsorted(keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left")
         offsets = np.append(keyed.rows.column("offset").to_numpy(), NO_CAUSE)[causes]
         return self._records(
             gathered.keys.plain.take(pa.array(gathered.slot_keys[closed])),
@@ -201,10 +217,8 @@ class Aggregate:
         headers: pa.Array,
         offsets: pa.Array,
     ) -> pa.RecordBatch:
-        if self.window is None:
-            window = [pa.nulls(len(keys), pa.int64())] * 2
-        else:
-            window = [pa.array(starts), pa.array(ends)]
+        no_window = [pa.nulls(len(keys), pa.int64())] * 2
+        window = no_window if self.window is None else [pa.array(starts), pa.array(ends)]
         return pa.RecordBatch.from_arrays(
             [keys, values, pa.array(stamps), *window, headers, offsets], schema=TASK_SCHEMA
         )

@@ -37,7 +37,7 @@ class Aggregates:
     def __init__(self, operator: str, specs: Mapping[str, FunctionSpec], *, has_stamps: bool) -> None:
         self._operator, self._has_stamps = operator, has_stamps
         self._names = list(specs)
-        self._functions = [function_of(spec) for spec in specs.values()]
+        self.functions = self._functions = [function_of(spec) for spec in specs.values()]
         self.expressions: dict[str, Expression] = {
             name: admitted(spec.of) for name, spec in specs.items() if spec.of is not None
         }

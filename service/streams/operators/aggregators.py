@@ -47,7 +47,7 @@ def aggregator_named(name: str) -> Aggregator:
     try:
         loaded = point.load()
         found = loaded() if isinstance(loaded, type) else loaded
-    except Exception as error:  # noqa: BLE001 - whatever importing foreign code may raise
+    except Exception as error:
         raise NotAnAggregator(f"{point.value} can not be loaded: {type(error).__name__}: {error}") from error
     missing = [part for part in ("initializer", "aggregator") if not callable(getattr(found, part, None))]
     if missing:

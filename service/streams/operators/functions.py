@@ -1,4 +1,4 @@
-"""What is computed of the records of a group: count, sum, min, max, mean, first, last, collect, or one that is installed.
+"""What is computed of a group: count, sum, min, max, mean, first, last, collect, or an aggregator that is installed.
 
 It knows each function's state, how events change it (`kernels.fold`, or a loop here for what is no number) and the
 JSON of its result. It refuses to know windows: a slot is a group, an event says which record goes into which.
@@ -29,7 +29,6 @@ from service.streams.operators.aggregators import (
     Aggregator,
     NotAnAggregator,
     aggregator_named,
-    has_merger,
     installed,
 )
 from service.streams.operators.fields import ExpressionText, Spec, admitted, kind_name, problem
@@ -170,6 +169,9 @@ class Function(Protocol):
     def texts(self, out: Sequence[Column]) -> pa.Array:
         """The JSON (utf8, null where there is none) of columns that `fold` copied out."""
 
+    def text(self, row: Sequence[Any]) -> str:
+        """The same, `null` where there is none, of one row; ten times faster for one, slower for many."""
+
 
 def function_of(spec: FunctionSpec) -> Function:
     """The function of a specification."""
@@ -203,6 +205,12 @@ class _Numeric:
     def results(self, state: Sequence[Column]) -> list[Column]:
         return list(state)
 
+    def texts(self, out: Sequence[Column]) -> pa.Array:
+        raise NotImplementedError
+
+    def text(self, row: Sequence[Any]) -> str:
+        return self.texts([np.array([value]) for value in row])[0].as_py() or "null"
+
 
 class Count(_Numeric):
     """How many records."""
@@ -217,6 +225,9 @@ class Count(_Numeric):
 
     def texts(self, out: Sequence[Column]) -> pa.Array:
         return json_form.texts(pa.array(out[0]))
+
+    def text(self, row: Sequence[Any]) -> str:
+        return str(row[0])
 
 
 class SumOfIntegers(_Numeric):
@@ -234,6 +245,9 @@ class SumOfIntegers(_Numeric):
 
     def texts(self, out: Sequence[Column]) -> pa.Array:
         return json_form.texts(pa.array(out[0], mask=~out[1]))
+
+    def text(self, row: Sequence[Any]) -> str:
+        return str(row[0]) if row[1] else "null"
 
 
 class SumOfDoubles(_Numeric):
@@ -255,6 +269,12 @@ class SumOfDoubles(_Numeric):
         results = totals / np.maximum(counts, 1) if self._is_mean else totals
         return json_form.texts(pa.array(results, mask=counts == 0))
 
+    def text(self, row: Sequence[Any]) -> str:
+        total, count = row
+        if count == 0:
+            return "null"
+        return json_form.double(total / count if self._is_mean else total)
+
 
 class MeanOfIntegers(_Numeric):
     """The exact sum, divided once: the double nearest to the mean, whatever the order."""
@@ -275,6 +295,10 @@ class MeanOfIntegers(_Numeric):
             means[row] = total / max(int(counts[row]), 1)
         return json_form.texts(pa.array(means, mask=counts == 0))
 
+    def text(self, row: Sequence[Any]) -> str:
+        low, high, count = row
+        return json_form.double(((high << 64) | (low & (1 << 64) - 1)) / count) if count else "null"
+
 
 class _Fixed(_Numeric):
     """State of one value of a type that fits 8 bytes, and whether there is one."""
@@ -292,6 +316,13 @@ class _Fixed(_Numeric):
         if pa.types.is_date(self._kind):
             found = found.cast(pa.int32())
         return json_form.texts(found.cast(self._kind))
+
+    def text(self, row: Sequence[Any]) -> str:
+        if not row[1]:
+            return "null"
+        if pa.types.is_int64(self._kind):
+            return str(row[0])
+        return json_form.double(row[0]) if pa.types.is_float64(self._kind) else super().text(row)
 
 
 class Extreme(_Fixed):
@@ -347,6 +378,9 @@ class _Objects:
 
     def texts(self, out: Sequence[Column]) -> pa.Array:
         return pa.array(out[0], pa.utf8())
+
+    def text(self, row: Sequence[Any]) -> str:
+        return row[0] or "null"
 
     def _copied(self, found: Any) -> Any:
         return found
@@ -462,7 +496,7 @@ class Collect(_Objects):
 
     def _merged(self, one: _Collected | None, other: _Collected) -> _Collected:
         if one is None:
-            return self._copied(other)
+            return _Collected(list(other.parts), other.size)
         one.parts += other.parts
         one.size += other.size - 1
         return one
@@ -509,7 +543,7 @@ class Custom(_Objects):
         for event, kind, slot, other, place in events:
             try:
                 text = self._step(events, event, kind, slot, other, inputs, keys, state[0])
-            except Exception as error:  # noqa: BLE001 - whatever foreign code may raise
+            except Exception as error:
                 raise Failure(AggregatorFailed, event, f"{type(error).__name__}: {error}") from error
             _check_size(_utf8_length(text), event)
             if place >= 0:
@@ -575,7 +609,8 @@ def _objects(found: Iterable[Any]) -> Column:
 
 
 def _given(column: pa.Array | None) -> pa.Array:
-    assert column is not None, "only count and custom go without an expression"
+    if column is None:
+        raise TypeError("Only count and custom go without an expression")
     return column
 
 
@@ -590,7 +625,10 @@ def _integers(column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
     if pa.types.is_date(given.type):
         given = given.cast(pa.int32())
     valid = _valid(given)
-    if pa.types.is_uint64(given.type) and (too_large := pc.greater(given, pa.scalar(2**63 - 1, pa.uint64()))).true_count:
+    if (
+        pa.types.is_uint64(given.type)
+        and (too_large := pc.greater(given, pa.scalar(2**63 - 1, pa.uint64()))).true_count
+    ):
         row = int(np.argmax(too_large.fill_null(False).to_numpy(zero_copy_only=False)))
         raise OutOfRange(row)
     return Inputs(given.cast(pa.int64()).fill_null(0).to_numpy(), valid, rows.column("key"))

@@ -6,7 +6,7 @@ It knows keys, rows and slots; it refuses to know windows and functions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,17 @@ Flags = npt.NDArray[np.bool_]
 Changes = list[tuple[pa.Array, pa.Array]]  # store keys and values (binary, null = deleted), in any order
 
 NO_SLOTS = np.empty(0, np.int64)
+MAX_EVENTS: Final = 1 << 22  # of one batch, some 100 bytes each; one that would have more is cut in two
+
+
+class TooMany(Exception):
+    """The records of a batch fall into too many windows to gather them at once."""
+
+    @classmethod
+    def check(cls, events: int, records: int) -> None:
+        """Raise it, unless there is but one record."""
+        if events > MAX_EVENTS and records > 1:
+            raise cls(f"{events} events of {records} records")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,8 @@ class Gathered:
 class Gatherer(Protocol):
     """Gathers records into groups of one kind."""
 
-    def gather(self, feed: Feed, state: StateReader) -> Gathered: ...
+    def gather(self, feed: Feed, state: StateReader) -> Gathered:
+        """May raise TooMany."""
 
 
 def keys_of(column: pa.Array, more: list[bytes]) -> tuple[Keys, Int32s, Int32s]:

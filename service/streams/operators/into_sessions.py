@@ -67,7 +67,10 @@ class IntoSessions:
         stored = _Stored.of(hot, cold, np.bincount(ids, minlength=len(keys)))
         run = _Run(feed, ids, self._gap, self._delay, stored)
         settled = _Settled(run, stored, close)
-        columns = [np.concatenate([own, new]) for own, new in zip(stored.columns, run.new_columns(self._aggregates), strict=True)]
+        columns = [
+            np.concatenate([own, new])
+            for own, new in zip(stored.columns, run.new_columns(self._aggregates), strict=True)
+        ]
         writer = _Writer(
             self._aggregates,
             keys,
@@ -100,14 +103,11 @@ class IntoSessions:
         self, feed: Feed, keys: Keys, ids: Int32s, hot: Sessions, was_close: int, close: int, state: StateReader
     ) -> _Cold:
         """Sessions that are not packed, where a record can reach them or they are to be emitted now."""
-        lows = np.full(len(keys), NO_TIME)
-        reached, first, _ = spans(ids, feed.timestamps)
-        lows[reached] = first - self._gap
-        if self._is_final:
-            lows[hot.timers < close] = was_close
-        lows = np.maximum(lows, max(was_close, 0))
-        needed = np.flatnonzero(hot.cold_ends >= lows)
         found_keys, places, values = [], [], []
+        lows, needed = np.empty(0, np.int64), NO_SLOTS
+        if hot.cold_ends.max(initial=NO_END) >= max(was_close, 0):
+            lows = self._reach(feed, ids, hot, was_close, close)
+            needed = np.flatnonzero(hot.cold_ends >= lows)
         for key in needed.tolist():
             ordered = keys.ordered[key].as_py()
             bounds = store_keys.session_key(ordered, int(lows[key]), 0), store_keys.SESSION + ordered + b"\xff"
@@ -118,6 +118,16 @@ class IntoSessions:
         times = np.frombuffer(b"".join([place[-16:] for place in places]), ">i8").astype(np.int64).reshape(-1, 2)
         _, columns = self._aggregates.codec.unpack(values)
         return _Cold(np.array(found_keys, np.int64), times[:, 1], times[:, 0], columns)
+
+    def _reach(self, feed: Feed, ids: Int32s, hot: Sessions, was_close: int, close: int) -> Int64s:
+        """Per key the lowest end that matters."""
+        lows = np.full(len(hot.counts), NO_TIME)
+        reached, first, _ = spans(ids, feed.timestamps)
+        lows[reached] = first - self._gap
+        if self._is_final:
+            lows[hot.timers < close] = was_close
+        reach: Int64s = np.maximum(lows, max(was_close, 0))
+        return reach
 
     def _timers(self, hot: Sessions, settled: _Settled, close: int) -> Int64s:
         """When each key is to be looked at next."""
@@ -198,11 +208,12 @@ class _Run:
     def __init__(self, feed: Feed, ids: Int32s, gap: int, delay: int, stored: _Stored) -> None:
         were, most = len(stored), len(stored) + len(ids)
         self.lengths, self.order = stored.lengths.copy(), stored.order
-        keys, starts, ends = (np.empty(most, kind) for kind in (np.int32, np.int64, np.int64))
+        keys, starts, ends = np.empty(most, np.int32), np.empty(most, np.int64), np.empty(most, np.int64)
         keys[:were], starts[:were], ends[:were] = stored.keys, stored.starts, stored.ends
         alive, changed = np.ones(most, np.bool_), np.zeros(most, np.bool_)
-        kinds, slots, others = (np.empty(most + len(ids), kind) for kind in (np.int8, np.int32, np.int32))
-        room = most + 2 * len(ids)
+        room = most + len(ids)
+        kinds, slots, others = np.empty(room, np.int8), np.empty(room, np.int32), np.empty(room, np.int32)
+        room += len(ids)
         rows, update_slots, events = (np.empty(room, np.int32) for _ in range(3))
         update_starts, update_ends = np.empty(room, np.int64), np.empty(room, np.int64)
         dropped = np.empty(len(ids), np.int32)

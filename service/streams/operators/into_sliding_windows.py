@@ -25,6 +25,7 @@ from service.streams.operators.grouping import (
     Int32s,
     Int64s,
     Keys,
+    TooMany,
     Updates,
     as_list,
     deleted,
@@ -54,7 +55,9 @@ class IntoSlidingWindows:
         present, columns = stored.spread(slots)
         was_starts = np.where(present, slots.starts, -1)
         run = _Run(feed, ids, slots, self._difference, self._grace, present, columns[0])
-        writer = _Windows(self._aggregates, keys, slots, run.changed, was_starts, index if self._is_final else None, close)
+        writer = _Windows(
+            self._aggregates, keys, slots, run.changed, was_starts, index if self._is_final else None, close
+        )
         updates = Updates(
             run.update_rows,
             run.slots[run.update_events],
@@ -96,11 +99,10 @@ class IntoSlidingWindows:
         seen = set(zip(found_ids, found_starts, strict=True))
         for key, start in zip(due_ids.tolist(), due_starts.tolist(), strict=True):
             if (key, start) not in seen:
-                value = state.get(store_keys.window_key(keys.ordered[key].as_py(), start))
-                assert value is not None, "a window in the index is in the store"
                 found_ids.append(key)
                 found_starts.append(start)
-                values.append(value)
+                place = store_keys.window_key(keys.ordered[key].as_py(), start)
+                values += state.get_many([place], self._aggregates.codec.absent)
         _, columns = self._aggregates.codec.unpack(values)
         return _Stored(np.array(found_ids, np.int64), np.array(found_starts, np.int64), columns, self._aggregates)
 
@@ -177,8 +179,13 @@ class _Run:
     ) -> None:
         begins = np.searchsorted(slots.keys, np.arange(int(slots.keys.max(initial=-1)) + 2))
         room = int((slots.rights - slots.lefts).sum()) + 4 * len(ids)
+        TooMany.check(room, len(ids))
         self.present, self.changed, counts = present.copy(), np.zeros(len(present), np.bool_), np.zeros(3, np.int64)
-        kinds, event_slots, others = (np.empty(2 * room, kind) for kind in (np.int8, np.int32, np.int32))
+        kinds, event_slots, others = (
+            np.empty(2 * room, np.int8),
+            np.empty(2 * room, np.int32),
+            np.empty(2 * room, np.int32),
+        )
         update_rows, update_events, dropped = (np.empty(room, np.int32) for _ in range(3))
         dropped_ends = np.empty(room, np.int64)
         kernel.slide(

@@ -19,6 +19,7 @@ from service.streams.entries import Column
 from service.streams.kernels import fold
 from service.streams.kernels import windows as kernel
 from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.grouping import (
     NO_SLOTS,
     Changes,
@@ -28,6 +29,7 @@ from service.streams.operators.grouping import (
     Int32s,
     Int64s,
     Keys,
+    TooMany,
     Updates,
     as_list,
     deleted,
@@ -35,7 +37,6 @@ from service.streams.operators.grouping import (
     keys_of,
     noted,
 )
-from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.windows import TimeWindow, advance_ms
 from service.streams.records import StateReader
 
@@ -112,7 +113,10 @@ class IntoTimeWindows:
             dropped=pairs.dropped,
             dropped_ends=pairs.dropped_ends,
             writer=_Groups(
-                self._aggregates, places, is_changed, self._index(keys, slot_keys, starts, ~present & (ends > close), index)
+                self._aggregates,
+                places,
+                is_changed,
+                self._index(keys, slot_keys, starts, ~present & (ends > close), index),
             ),
             closed=self._closed(slot_keys, starts, ends, close),
         )
@@ -121,6 +125,7 @@ class IntoTimeWindows:
         stamps = feed.timestamps
         first = np.maximum(stamps - self._size + self._advance, 0) // self._advance
         room = int((stamps // self._advance - first + 1).sum())
+        TooMany.check(room, len(stamps))
         rows, starts = np.empty(room, np.int32), np.empty(room, np.int64)
         dropped, dropped_ends = np.empty(room, np.int32), np.empty(room, np.int64)
         count, lost = kernel.assign(

@@ -38,6 +38,13 @@ def texts(column: pa.Array) -> pa.Array:
     return write(column)
 
 
+def double(value: float) -> str:
+    """One double as `texts` writes it; where Python writes it otherwise (with an exponent), Arrow is asked."""
+    if value == 0 or 1e-3 <= abs(value) < 1e9:
+        return repr(value)
+    return texts(pa.array([value], pa.float64()))[0].as_py() or "null"
+
+
 def writer(kind: pa.DataType) -> Writer | None:
     """How a column of this type becomes JSON texts, nulls staying null; None if it does not."""
     if isinstance(kind, pa.JsonType):

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pydantic import TypeAdapter
 
 from service.streams import buffers, codec, store_keys
-from service.streams.entries import EntryCodec
-from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 from service.streams.operators.windows import SessionWindow, SlidingWindow, WindowSpec, closing_delay_ms, saturated
 from service.streams.stores.reading import END_OF_TIME, Entry, Form, Query, Span
+from service.streams.stores.values import Aggregated, Stamps, Values
 from service.streams.topology.graph import Node
 
 Entries = Sequence[tuple[bytes, bytes]]
-Shown = tuple[list[int], list[str | None]]  # timestamps and JSON texts
 
 _WINDOW: TypeAdapter[Any] = TypeAdapter(WindowSpec)
 _FUNCTIONS: TypeAdapter[dict[str, FunctionSpec]] = TypeAdapter(dict[str, FunctionSpec])
@@ -47,7 +45,7 @@ def form_of(node: Node) -> Form:
         case "suppress":
             return _form_of_buffer(node)
         case "distinct":
-            return _form_of_windows(_WINDOW.validate_python(node.spec["window"]), kept_ms, _Stamps())
+            return _form_of_windows(_WINDOW.validate_python(node.spec["window"]), kept_ms, Stamps())
         case "aggregate":
             return _form_of_aggregate(node, kept_ms)
 
@@ -55,10 +53,10 @@ def form_of(node: Node) -> Form:
 def _form_of_aggregate(node: Node, kept_ms: int) -> Form:
     specs = _FUNCTIONS.validate_python(node.spec["aggregates"])
     if node.spec.get("window") is None:
-        return Form((_Table(_Aggregated(node.name, specs, has_stamps=True)),))
+        return Form((_Table(Aggregated(node.name, specs, has_stamps=True)),))
     window = _WINDOW.validate_python(node.spec["window"])
     has_stamps = not isinstance(window, SessionWindow)
-    return _form_of_windows(window, kept_ms, _Aggregated(node.name, specs, has_stamps=has_stamps))
+    return _form_of_windows(window, kept_ms, Aggregated(node.name, specs, has_stamps=has_stamps))
 
 
 def _form_of_windows(window: Any, kept_ms: int, values: Values) -> Form:
@@ -74,43 +72,6 @@ def _form_of_buffer(node: Node) -> Form:
     delay_ms = node.upstream.closing_delay_ms if kind else None
     is_end_inclusive = kind in ("session", "sliding")
     return Form((_Buffer(delay_ms, is_session=kind == "session"),), is_end_inclusive, is_session=kind == "session")
-
-
-# ---------------------------------------------------------------- values of windows and tables
-
-
-class Values(Protocol):
-    """What the values of a store hold."""
-
-    @property
-    def codec(self) -> EntryCodec: ...
-
-    def shown(self, columns: list[Any], ends: list[int]) -> Shown:
-        """Of columns as `codec` unpacks them; `ends` of the windows, where there are any."""
-
-
-class _Aggregated:
-    """The results of aggregates. Sessions hold no timestamps: theirs is their end."""
-
-    def __init__(self, operator: str, specs: Mapping[str, FunctionSpec], *, has_stamps: bool) -> None:
-        self._aggregates = Aggregates(operator, specs, has_stamps=has_stamps)
-        self._has_stamps = has_stamps
-        self.codec = self._aggregates.codec
-
-    def shown(self, columns: list[Any], ends: list[int]) -> Shown:
-        results = self._aggregates.results(self._aggregates.state(columns))
-        stamps = results[0][0].tolist() if self._has_stamps else ends
-        return stamps, self._aggregates.values(results).to_pylist()
-
-
-class _Stamps:
-    """A timestamp and nothing else."""
-
-    codec = EntryCodec(["<i8"])
-
-    def shown(self, columns: list[Any], ends: list[int]) -> Shown:
-        stamps = columns[0].tolist()
-        return stamps, [None] * len(stamps)
 
 
 # ---------------------------------------------------------------- families whose places are what follows a prefix
@@ -177,8 +138,7 @@ class _Windows(_Family):
     def read(self, entries: Entries) -> list[Entry]:
         places = [key[1:] for key, _ in entries]
         split = [store_keys.split_one(place) for place in places]
-        _, columns = self._values.codec.unpack([value for _, value in entries])
-        stamps, texts = self._values.shown(columns, [])
+        stamps, texts = self._values.shown([value for _, value in entries], [])
         made = self._times.window
         return [
             made(place, key, int.from_bytes(start), stamp, text)
@@ -205,8 +165,7 @@ class _Sessions(_Family):
         places = [key[1:] for key, _ in entries]
         split = [store_keys.split_one(place) for place in places]
         spans = [_SPAN.unpack(times) for _, times in split]
-        _, columns = self._values.codec.unpack([value for _, value in entries])
-        stamps, texts = self._values.shown(columns, [end for end, _ in spans])
+        stamps, texts = self._values.shown([value for _, value in entries], [end for end, _ in spans])
         made = self._times.session
         return [
             made(place, key, start, end, stamp, text)
@@ -230,15 +189,13 @@ class _PackedSessions(_Family):
         return key[1:] + (b"\0" if reverse else b"\xff") * _SPAN.size
 
     def read(self, entries: Entries) -> list[Entry]:
-        packed = self._values.codec.unpack_sessions([value for _, value in entries])
-        starts, ends = packed.starts.tolist(), packed.ends.tolist()
-        stamps, texts = self._values.shown(packed.columns, ends)
-        owners = [(name[1:], count) for (name, _), count in zip(entries, packed.counts.tolist(), strict=True)]
-        each = ((ordered, store_keys.split_one(ordered)[0]) for ordered, count in owners for _ in range(count))
+        packed = self._values.sessions([value for _, value in entries])
+        owners = [(name[1:], count) for (name, _), count in zip(entries, packed.counts, strict=True) if count]
+        each = (owner for ordered, count in owners for owner in [(ordered, store_keys.split_one(ordered)[0])] * count)
         made, pack = self._times.session, _SPAN.pack
         return [
             made(ordered + pack(end, start), key, start, end, stamp, text)
-            for (ordered, key), start, end, stamp, text in zip(each, starts, ends, stamps, texts, strict=True)
+            for (ordered, key), start, end, stamp, text in zip(each, *packed[1:], strict=True)
         ]
 
 
@@ -252,8 +209,7 @@ class _Table(_Family):
 
     def read(self, entries: Entries) -> list[Entry]:
         places = [key[1:] for key, _ in entries]
-        _, columns = self._values.codec.unpack([value for _, value in entries])
-        stamps, texts = self._values.shown(columns, [])
+        stamps, texts = self._values.shown([value for _, value in entries], [])
         return [
             Entry(place, store_keys.split_one(place)[0], None, text, stamp, None, END_OF_TIME)
             for place, stamp, text in zip(places, stamps, texts, strict=True)

@@ -166,6 +166,38 @@ def read_page(
     form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None = None
 ) -> Reading[Page]:
     """The first `limit` entries of a query beyond `after` that stream time has not expired."""
+    if len(partitions) == 1 and after is None and query.is_of_key:
+        page = yield from _read_few(form, query, partitions[0], limit)
+        if page is not None:
+            return page
+    return (yield from _read_merged(form, query, partitions, limit, after))
+
+
+def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[Page | None]:
+    """All entries of a query in one partition, seen at once; None where there are too many for that."""
+    spans = [(family, span) for family in form.families if (span := family.span(query)) is not None]
+    asked = Ask(partition, tuple([span for _, span in spans]), limit + 1, query.reverse)
+    (told,) = yield [asked]
+    found: list[Entry] = []
+    for (family, _), entries in zip(spans, told.found, strict=True):
+        if len(entries) > limit:
+            return None
+        if entries:
+            found += family.read(entries[::-1] if query.reverse else entries)
+    if len(found) > limit:
+        return None
+    found.sort(key=_within, reverse=query.reverse)
+    time = told.stream_time
+    items = [
+        Found(_named(entry, query), partition, form.is_final(entry, time))
+        for entry in found
+        if entry.lives_until >= time and form.is_wanted(entry, query)
+    ]
+    return Page(items, None, {partition: told})
+
+
+def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:
+    """Entries of all partitions, in one order."""
     runs = [
         _Run(partition, family, span)
         for partition in partitions
@@ -322,11 +354,18 @@ class _Merge:
         return choose(ready, key=_next_place)
 
     def _give(self, run: _Run) -> None:
-        entry = run.found.popleft()
-        if entry.key is None and self._query.is_of_key:  # a hash tells nothing, but it was asked for by its key
-            entry = entry._replace(key=self._query.first)
+        entry = _named(run.found.popleft(), self._query)
         is_final = self._form.is_final(entry, self._told[run.partition].stream_time)
         self._items.append(Found(entry, run.partition, is_final))
+
+
+def _named(entry: Entry, query: Query) -> Entry:
+    """A hash tells nothing, but it was asked for by its key."""
+    return entry._replace(key=query.first) if entry.key is None and query.is_of_key else entry
+
+
+def _within(entry: Entry) -> bytes:
+    return entry.within
 
 
 def _next_place(run: _Run) -> Place:

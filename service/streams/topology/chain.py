@@ -19,9 +19,9 @@ from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.step import Advancing, OnError, Operator, Step
+from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, as_records, empty
 from service.streams.topology.graph import Node, Sink, SubTopology
-from service.streams.topology.overlay import Overlay
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
 

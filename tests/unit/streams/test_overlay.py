@@ -4,8 +4,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.streams.overlay import Overlay
 from service.streams.records import CHANGELOG_SCHEMA
-from service.streams.topology.overlay import Overlay
 from tests.machine import STORE
 from tests.task import DictState
 

@@ -2,12 +2,14 @@
 
 import pytest
 
+from service.simulate import SimulateRequest, simulate
 from service.streams import buffers
 from service.streams.errors import InvalidSpec, SuppressionFull
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream
 from service.streams.topology.spec import JobSpec
 from tests.machine import Machine
+from tests.task import DictState
 
 TUMBLING = {"type": "tumbling", "size_ms": 10, "grace_ms": 0}
 SESSION = {"type": "session", "gap_ms": 5, "grace_ms": 0}
@@ -387,6 +389,31 @@ def test_spilling_to_disk_holds_ten_times_the_bound_and_gives_what_an_unbounded_
     assert spilling.state == unbounded.state
 
 
+class CountingState(DictState):
+    """Counts the entries that are read."""
+
+    reads = 0
+
+    def get_many(self, keys, default):
+        self.reads += len(keys)
+        return super().get_many(keys, default)
+
+    def scan(self, *bounds, **options):
+        found = super().scan(*bounds, **options)
+        self.reads += len(found)
+        return found
+
+
+@pytest.mark.parametrize("buffer", [{"max_bytes": 100_000, "when_full": "emit_early"}, {}])
+def test_a_batch_reads_what_it_touches_however_much_is_held(buffer):
+    machine = limited(5000, **buffer)
+    machine.feed(*(update(f"{i}", i, i) for i in range(4000)))
+    machine.state = CountingState(machine.state)
+    assert machine.feed(update("1", 1, 4001), update("new", 1, 4001)) == []
+    assert machine.state.reads <= 2 + 2 * 256
+    assert len(machine.feed(update("new", 2, 5009))) == 10
+
+
 # ---------------------------------------------------------------- null keys, long keys, headers, offsets
 
 
@@ -474,6 +501,36 @@ def test_what_no_record_lets_go_has_no_offset():
     machine.feed(update("a", 1, 50))
     machine.advance(90)
     assert machine.column("offset") == [-1]
+
+
+# ---------------------------------------------------------------- simulate
+
+
+def simulated(records, advance_to=None, **fields):
+    operator = {"op": "suppress", "name": "s", "until": "time_limit", **fields}
+    fed = [{"key": key, "value": value, "timestamp": at} for key, value, at in records]
+    return simulate(SimulateRequest(job={"operators": [operator]}, records=fed, advance_to=advance_to))
+
+
+def test_simulate_shows_what_is_held():
+    answer = simulated([("b", 1, 5), ("a", {"n": 1}, 6)], time_limit_ms=10)
+    assert answer["outputs"] == []
+    assert [(item["key"], item["value"], item["timestamp"]) for item in answer["stores"]["x-s"]] == [
+        ("a", {"n": 1}, 6),
+        ("b", 1, 5),
+    ]
+
+
+def test_simulate_can_move_time():
+    answer = simulated([("b", 1, 5), ("a", 1, 6)], advance_to=15, time_limit_ms=10)
+    assert [output["key"] for output in answer["outputs"]] == ["b"]
+    assert [item["key"] for item in answer["stores"]["x-s"]] == ["a"]
+    assert answer["stream_time"] == {"0_0": 15}
+
+
+def test_simulate_says_that_a_buffer_is_full():
+    with pytest.raises(SuppressionFull, match="source offset 1"):
+        simulated([("b", 1, 5), ("a", 1, 6)], time_limit_ms=10, buffer={"max_records": 1, "when_full": "shut_down"})
 
 
 # ---------------------------------------------------------------- refusals
