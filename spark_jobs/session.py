@@ -130,10 +130,15 @@ def kill_slot(context: SparkContext, attempt: int) -> None:
     context._jsc.sc().killTaskAttempt(attempt, True, "the slot gave no sign of life")
 
 
-def wait_for_jvm() -> int:
-    """Block until Spark's JVM has ended, whatever ended it; its exit code."""
-    gateway = SparkContext._gateway
-    return int(gateway.proc.wait())
+def wait_for_jvm() -> None:
+    """Block until Spark's JVM has ended, whatever ended it."""
+    jvm = SparkContext._gateway.proc
+    if jvm is not None:
+        jvm.wait()
+        return
+    parent = os.getppid()  # spark-submit started us: the JVM is our parent
+    while os.getppid() == parent:
+        time.sleep(0.5)
 
 
 def _be_slot(place: Place, index: int) -> None:
