@@ -289,9 +289,9 @@ class JobRun:
 
 def _watch_spark(asked_to_stop: threading.Event) -> None:
     """Without its JVM this process is nothing: end, so that whoever started it starts another."""
-    code = session.wait_for_jvm()
+    session.wait_for_jvm()
     if not asked_to_stop.is_set():
-        structlog.get_logger().critical("spark_lost", jvm_exit_code=code)
+        structlog.get_logger().critical("spark_lost")
         os._exit(SPARK_LOST)
 
 

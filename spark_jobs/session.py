@@ -22,6 +22,7 @@ SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job 
 SETTLED_S = 2.0
 UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
 _LOOPBACK = "127.0.0.1"
+_WARNS_OF_EACH_POOL = "org.apache.spark.scheduler.FairSchedulableBuilder"  # that it makes without a file of pools
 _LOCAL_MASTER = re.compile(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?")
 
 RESIDENT_SLOTS = {
@@ -90,7 +91,10 @@ def start_spark(master: str, *, name: str, has_ui: bool) -> SparkContext:
     if is_local(master):
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK  # the one thing that the UI's socket obeys
     conf = SparkConf(loadDefaults=False).setAll(settings_for(master, name=name, has_ui=has_ui).items())
-    return SparkContext(conf=conf)
+    context = SparkContext(conf=conf)
+    log4j = context._jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_WARNS_OF_EACH_POOL, log4j.Level.ERROR)
+    return context
 
 
 def warm_up(context: SparkContext) -> None:
@@ -126,10 +130,15 @@ def kill_slot(context: SparkContext, attempt: int) -> None:
     context._jsc.sc().killTaskAttempt(attempt, True, "the slot gave no sign of life")
 
 
-def wait_for_jvm() -> int:
-    """Block until Spark's JVM has ended, whatever ended it; its exit code."""
-    gateway = SparkContext._gateway
-    return int(gateway.proc.wait())
+def wait_for_jvm() -> None:
+    """Block until Spark's JVM has ended, whatever ended it."""
+    jvm = SparkContext._gateway.proc
+    if jvm is not None:
+        jvm.wait()
+        return
+    parent = os.getppid()  # spark-submit started us: the JVM is our parent
+    while os.getppid() == parent:
+        time.sleep(0.5)
 
 
 def _be_slot(place: Place, index: int) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -44,14 +44,15 @@ from spark_jobs.client import (
     slot_path,
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
-from spark_jobs.task import Done, Routes, described, read_batch, run_batch
+from spark_jobs.task import Routes, described, read_batch, run_batch
 from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
 SWELLS_RECORDS: Final = 10_000  # a batch that leaves memory worth giving back
-RESTORE_RECORDS: Final = 50_000  # one slice of a restore beside running tasks: some 30 ms
+RESTORE_RECORDS: Final = 200_000  # changes asked for at once
+RESTORE_BESIDE_S: Final = 0.03
 RESTORE_ALONE_S: Final = 0.5
 HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
 HAND_OVER_PAUSE_S: Final = 0.05
@@ -254,19 +255,25 @@ class Slot:
     # ------------------------------------------------------------ restore
 
     def _restore(self) -> None:
-        """Bring replicas nearer to the end of their changelogs: one slice each beside running tasks, more alone."""
-        behind = [task for task in self._tasks.values() if not task.is_caught_up and not task.is_waiting]
-        is_alone = len(behind) == len(self._tasks)
-        until = time.monotonic() + (RESTORE_ALONE_S if is_alone else 0.0)
-        for task in behind:
+        """Open the replicas of new tasks, then bring those that are behind nearer to the end of their changelogs.
+
+        Beside running tasks that takes RESTORE_BESIDE_S of a turn and at least one chunk: they hardly notice.
+        """
+        for task in self._behind():
             with self._border(task):
                 if not self._open(task):
                     task.not_before_s = time.monotonic() + HAND_OVER_PAUSE_S
-                    continue
-                while not task.is_caught_up:
-                    self._restore_slice(task)
-                    if time.monotonic() >= until:
-                        break
+        behind = self._behind()
+        budget_s = RESTORE_ALONE_S if len(behind) == len(self._tasks) else RESTORE_BESIDE_S
+        until_s = time.monotonic() + budget_s
+        for task in behind:
+            with self._border(task):
+                self._catch_up(task, until_s)
+            if time.monotonic() >= until_s:
+                break
+
+    def _behind(self) -> list[OwnedTask]:
+        return [task for task in self._tasks.values() if not task.is_caught_up and not task.is_waiting]
 
     def _open(self, task: OwnedTask) -> bool:
         """Open its replicas; False while a former owner, which gives them up just now, has one open still."""
@@ -281,14 +288,17 @@ class Slot:
             task.replicas[store.name], task.positions[store.name] = replica, replica.position
         return True
 
-    def _restore_slice(self, task: OwnedTask) -> None:
+    def _catch_up(self, task: OwnedTask, until_s: float) -> None:
         for name, end in task.now.changelogs.items():
-            since = task.positions[name]
-            if since >= end:
-                continue
-            found = self._find_chunks(self._joined.stores[name].changelog, task.now.partition, since)
-            reached = replay(task.replicas[name], self._storage, found.chunks, since)
-            task.positions[name] = reached if found.chunks else end  # offsets that no chunk holds carry no changes
+            changelog = self._joined.stores[name].changelog
+            while (since := task.positions[name]) < end:
+                found = self._find_chunks(changelog, task.now.partition, since)
+                for chunk in found.chunks:
+                    task.positions[name] = replay(task.replicas[name], self._storage, [chunk], since)
+                    if time.monotonic() >= until_s:
+                        return
+                if not found.chunks:
+                    task.positions[name] = end  # offsets that no chunk holds carry no changes
 
     def _find_chunks(self, changelog: str, partition: int, since: int) -> ChunkRange:
         return self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
@@ -335,13 +345,12 @@ class Slot:
             states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
             done = run_batch(task.now, self._chain_of(task.now.sub_topology), batch, states, self._routes)
         if done.segment is None:
-            return _Written(task, done)
+            return _Written(task, done.commit)
         if not self._spare:
             self._spare = self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
         segment_id, path = self._spare.pop()
         self._storage.write(path, done.segment)
-        done.commit["segment"] = described(done.segment, segment_id)
-        return _Written(task, done, segment_id, path)
+        return _Written(task, done.commit | {"segment": described(done.segment, segment_id)}, done.changelogs, path)
 
     def _chain_of(self, sub_topology: int) -> Chain:
         if sub_topology not in self._chains:
@@ -354,7 +363,7 @@ class Slot:
         if not written:
             return
         patience_s = 3 * self._joined.lease_ms / 1000
-        verdicts = self._api.commit(self._path, [each.done.commit for each in written], patience_s=patience_s)
+        verdicts = self._api.commit(self._path, [each.commit for each in written], patience_s=patience_s)
         for each, verdict in zip(written, verdicts, strict=True):
             if verdict.is_accepted:
                 with self._border(each.task):
@@ -366,7 +375,7 @@ class Slot:
         """The committed changes, as a restore would read them; since the poll nobody else could commit any."""
         task = written.task
         task.failures = 0
-        for store, index in written.done.changelogs.items():
+        for store, index in written.changelogs.items():
             chunk = written.chunk(index, verdict.first_offsets[index])
             task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
             self._views.follow(task.now, store, chunk)
@@ -415,15 +424,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A batch whose segment, if it has one, is written and waits for its commit."""
+    """A batch whose segment, if it has one, is written and waits for its commit. It holds no records any more."""
 
     task: OwnedTask
-    done: Done
-    segment_id: str = ""
+    commit: Json
+    changelogs: Mapping[str, int] = field(default_factory=dict)
     path: str = ""
 
     def chunk(self, index: int, first_offset: int) -> Chunk:
         """Chunk `index` of the segment once it is published at `first_offset`, as any reader is told of it."""
-        meta = self.done.commit["segment"]["chunks"][index]
-        where = {name: meta[name] for name in ("byte_offset", "byte_length", "crc32", "records")}
-        return Chunk(path=self.path, segment=self.segment_id, index=index, first_offset=first_offset, **where)
+        segment = self.commit["segment"]
+        where = {name: segment["chunks"][index][name] for name in ("byte_offset", "byte_length", "crc32", "records")}
+        return Chunk(path=self.path, segment=segment["id"], index=index, first_offset=first_offset, **where)

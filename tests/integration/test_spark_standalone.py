@@ -33,16 +33,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield running
 
 
-@pytest.fixture
-def instance(cluster: Standalone, tmp_path: Path) -> Iterator[Attached]:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     environment = {"MILLRACE_LEASE_MS": "3000", "MILLRACE_TICK_MS": "200"}
-    with (
-        Running(tmp_path / "data", instances=0, environment=environment) as running,
-        Attached(running, tmp_path, name="cluster", master=cluster.master) as attached,
-    ):
+    with Running(tmp_path_factory.mktemp("service") / "data", instances=0, environment=environment) as running:
         make_stream(running, "clicks", PARTITIONS)
-        attached.wait_until_live(90)
-        yield attached
+        yield running
 
 
 def tasks_by_slot(service: Running) -> list[int]:
@@ -54,35 +50,31 @@ def executors_of(slots: list[psutil.Process]) -> set[int]:
     return {parent.ppid() for slot in slots if (parent := slot.parent()) is not None}
 
 
-def test_slots_run_in_executors_and_survive_the_loss_of_one(cluster: Standalone, instance: Attached) -> None:
-    service = instance.running
-    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_instance(
+    cluster: Standalone, service: Running, tmp_path: Path
+) -> None:
     records = some_records(6_000)
-    post(service, "clicks", records[:3_000])
-    assert caught_up(service, "once")["state"] == "running"
-    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, 30, "a slot for each task")
-    executors = {executor.pid for executor in cluster.executors()}
-    used = executors_of(instance.slots())
-    assert used <= executors
-    psutil.Process(min(used)).kill()
-    post(service, "clicks", records[3_000:])
-    assert caught_up(service, "once")["state"] == "running"
+    with Attached(service, tmp_path, name="first", master=cluster.master) as instance:
+        assert instance.wait_until_live(90)["cores"] == 32
+        service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+        post(service, "clicks", records[:3_000])
+        assert caught_up(service, "once")["state"] == "running"
+        wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, 30, "a slot for each task")
+        used = executors_of(instance.slots())
+        assert used <= {executor.pid for executor in cluster.executors()}
+        psutil.Process(min(used)).kill()
+        post(service, "clicks", records[3_000:])
+        assert caught_up(service, "once")["state"] == "running"
+        started = [*cluster.executors(), *instance.slots()]
+        assert instance.stop() == 0
+        wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
-def test_the_end_of_the_instance_is_the_end_of_its_executors(cluster: Standalone, instance: Attached) -> None:
-    service = instance.running
-    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
-    in_state(service, "once", "running")
-    started = [*cluster.executors(), *instance.slots()]
-    assert instance.stop() == 0
-    wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
-
-
-def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, instance: Attached) -> None:
-    service = instance.running
-    service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
-    in_state(service, "once", "running")
-    started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
-    instance.process.kill()
-    wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
+def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, service: Running, tmp_path: Path) -> None:
+    service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))
+    with Attached(service, tmp_path, name="second", master=cluster.master) as instance:
+        in_state(service, "twice", "running")
+        started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
+        instance.process.kill()
+        wait_until(lambda: are_gone(started), 30, "the end of executors and slots")

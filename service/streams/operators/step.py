@@ -60,10 +60,12 @@ class Evaluated:
 def evaluate_for(
     operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch, on_error: OnError
 ) -> Evaluated:
-    """Run an operator's expressions. A failing row raises ExpressionFailed with its offset, or is dropped."""
-    if on_error == "drop":
-        return _evaluate_or_drop(operator, expressions, batch)
+    """Run an operator's expressions. A failing row raises ExpressionFailed with its offset, or is dropped; what took
+    too long or grew too large raises in any case.
+    """
     try:
+        if on_error == "drop":
+            return _evaluate_or_drop(operator, expressions, batch)
         return Evaluated(batch, evaluate(expressions, batch), [])
     except ExpressionFailed as error:
         cause = batch.column("offset")[error.row].as_py()
