@@ -262,8 +262,11 @@ class Lookups:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             await asyncio.sleep(REPLAY_PAUSE_S)
-            told = [(await self._told(known, p)).position >= position for p, position in required.items()]
-            if all(told):
+            try:
+                told = {p: await self._told(known, p) for p in required}
+            except StoreNotReadable:
+                continue  # nobody has begun it yet
+            if all(told[p].position >= position for p, position in required.items()):
                 return
 
     @staticmethod

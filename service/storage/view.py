@@ -11,7 +11,8 @@ millrace:{store/partition}:meta     identity (format, store, lineage), position
                           :due      lists of keys by when they are over (`service.storage.expiry`): name and list in
                                     one member of a sorted set
 
-An entry costs about 150 bytes more than its key (twice) and its value; `benchmarks/bench_lookups.py` measures it.
+Measured with Redis 7.0: 215 bytes an entry (a store key of 19 bytes, a value of 26), 273 a session (36 and 18), of
+which 30 are its place in a list of `due`.
 Each script runs alone in Redis. A range with many changes goes in slices that keep all of a record key together, so
 that lookups never wait long, and what they see of a key is always as of one commit; the last slice moves the position.
 """
@@ -41,7 +42,7 @@ from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Span, Told
 
 PREFIX: Final = "millrace:"
-SLICE_ROWS: Final = 4096  # of changes in one script: some 15 ms
+SLICE_ROWS: Final = 2048  # of changes in one script: some 8 ms on a busy machine
 TIMEOUT_S: Final = 5.0
 _FORMAT: Final = 1
 _NAME_BYTES: Final = struct.calcsize(">QQI")

@@ -147,9 +147,9 @@ def look_back(work, row, timestamp, close, difference, starts, begin, left, righ
     """
     ends, present, _, stamps, _, _, _, _, _, _, _, _ = work
     copied, previous = NONE, NONE
-    may_copy = not present[right] and not is_repeated
-    for slot in range(right - 1, begin - 1, -1):
-        if starts[slot] < timestamp - 2 * difference:
+    may_copy = not present[right] and not is_repeated and right != left
+    for slot in range(max(right - 1, left), begin - 1, -1):
+        if (timestamp - starts[slot] - 1) // 2 >= difference:  # more than twice as far, without an overflow
             break
         if not present[slot]:
             continue
@@ -179,7 +179,7 @@ def regular(work, row, timestamp, close, difference, starts, begin, end, left, r
     )
     if is_repeated:
         return
-    if previous != NONE and previous + 1 + difference >= timestamp:
+    if previous != NONE and timestamp - previous - 1 <= difference:
         after = slot_of(starts, begin, end, previous + 1)
         if not present[after]:
             take_in(work, row, timestamp, close, after, NONE)
@@ -202,8 +202,9 @@ def slide(ids, timestamps, closes, difference, begins, starts, lefts, rights, wo
     for row in range(len(ids)):
         timestamp, close = timestamps[row], closes[row]
         begin, end = begins[ids[row]], begins[ids[row] + 1]
-        if timestamp < close - difference:
-            drop(work, row, min(timestamp, END_OF_TIME - difference) + difference)
+        last = min(timestamp, END_OF_TIME - difference) + difference
+        if last < close:
+            drop(work, row, last)
         elif timestamp < difference:
             early(work, row, timestamp, close, difference, starts, begin, end, lefts[row], rights[row])
         else:

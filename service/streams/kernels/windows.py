@@ -19,8 +19,8 @@ _INT32S = nb.types.Array(nb.int32, 1, "C", readonly=True)
 def assign(timestamps, closes, size, advance, rows, starts, dropped, dropped_ends):  # type: ignore[no-untyped-def]
     """The windows [start, start + size) of each record, ascending; start is a multiple of `advance`, never below 0.
 
-    A window that ends at closes[row] or before takes nothing: its row goes to `dropped`, its end beside it. Returns how many
-    pairs (rows, starts) and how many dropped there are.
+    A window that ends at closes[row] or before takes nothing: its row goes to `dropped`, its end beside it. Returns
+    how many pairs (rows, starts) and how many dropped there are.
     """
     count, lost = 0, 0
     for row in range(len(timestamps)):

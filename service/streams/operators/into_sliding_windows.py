@@ -89,7 +89,7 @@ class IntoSlidingWindows:
         """The windows that the records of a key can reach, and those that are due."""
         found_ids, found_starts, values = [], [], []
         reached, first, last = spans(ids, feed.timestamps)
-        lows, highs = np.maximum(first - 2 * self._difference, 0), np.minimum(last, MAX_INT64 - 2) + 2
+        lows, highs = np.maximum(first - min(2 * self._difference, MAX_INT64), 0), np.minimum(last, MAX_INT64 - 2) + 2
         ordered = as_list(keys.ordered.take(pa.array(reached)))
         for key, form, low, high in zip(reached.tolist(), ordered, lows.tolist(), highs.tolist(), strict=True):
             for place, value in state.scan(store_keys.window_key(form, low), store_keys.window_key(form, high)):
