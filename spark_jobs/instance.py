@@ -35,7 +35,7 @@ from service.storage import environments
 from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
-SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN = 3, 4, 5, 6  # exit codes
+SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 3, 4, 5, 6, 7  # exit codes
 RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
@@ -117,12 +117,20 @@ class Instance:
 
     def run(self) -> int:
         """Be a member until asked to stop, then let the slots commit what they have, and leave."""
-        InheritableThread(target=self._be_member, name="heartbeat", daemon=True).start()
+        InheritableThread(target=self._keep_heart, name="heartbeat", daemon=True).start()
         self._asked_to_stop.wait()
         self._drain()
         return self._code
 
     # ------------------------------------------------------------ member
+
+    def _keep_heart(self) -> None:
+        """Nobody would miss a heartbeat that ends by a fault of ours: so the instance ends with it."""
+        try:
+            self._be_member()
+        finally:
+            if not self._asked_to_stop.is_set():
+                self._give_up(BROKEN, "its heartbeat ended")
 
     def _be_member(self) -> None:
         """Join, then heartbeats: each answer says what should run."""
