@@ -17,7 +17,7 @@ from service.border import RequestBorder
 from service.catalog.engine import Catalog
 from service.collector import Collector
 from service.ingest import AppendBuffer
-from service.lookups import InRedis, Lookups, OnDisk
+from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.notify import Hub
 from service.rounds import Loop, Rounds
 from service.settings import Settings
@@ -84,12 +84,13 @@ def _open(settings: Settings) -> State:
     collector = Collector(
         catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
     )
-    rounds = Rounds(
-        [
-            Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
-            Loop("collector", settings.collect_every_ms / 1000, collector.run_once),
-        ]
-    )
+    every_s = settings.collect_every_ms / 1000
+    loops = [
+        Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
+        Loop("collector", every_s, collector.run_once),
+    ]
+    if (redis_url := settings.redis_url) is not None:
+        loops.append(Loop("views", every_s, lambda: sweep_views(redis_url, catalog)))
     return State(
         settings=settings,
         catalog=catalog,
@@ -102,7 +103,7 @@ def _open(settings: Settings) -> State:
             buffer_bytes=settings.ingest_buffer_bytes,
         ),
         keys=keys,
-        rounds=rounds,
+        rounds=Rounds(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
     )
 

@@ -19,9 +19,10 @@ import redis
 from starlette.concurrency import run_in_threadpool
 
 from service.catalog.engine import JOBS, Catalog, job_topic, progress_topic, stream_topic
-from service.catalog.stores import StoreNow, StorePartition, store_now
+from service.catalog.stores import StoreNow, StorePartition, store_ids, store_now
 from service.notify import Hub
 from service.positions import Position
+from service.storage import view
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
 from service.storage.view import Names, ViewMissing, Views
 from service.streams.clock import NOT_STARTED
@@ -34,9 +35,10 @@ from service.streams.topology.graph import Topology
 T = TypeVar("T")
 
 KNOWN_FOR_S: Final = 1.0  # what the catalog says of a store is used so long, unless something woke
-LEAST_PAUSE_S: Final = 0.02  # between two looks at the catalog for one store, however much happens
+LEAST_PAUSE_S: Final = 0.02  # between two looks at how far a store is, however much is written
 LOOK_AGAIN_S: Final = 0.25  # for what wakes nobody
 REPLAY_PAUSE_S: Final = 0.002  # a replica follows its commit within milliseconds
+MAX_FORMS: Final = 1000  # that are kept ready
 ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will come by itself
 
 
@@ -70,13 +72,17 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Known:
-    """A store as the catalog described it at some moment; `seen`: the wake-up after which that was."""
+    """A store as the catalog described it at some moment; `seen`: the wake-up after which that was.
+
+    `fate`: topics that change what the store is; `progress`: those that change how far it is.
+    """
 
     now: StoreNow
     form: Form
     seen: int
     read_s: float
-    topics: tuple[str, ...]
+    fate: tuple[str, ...]
+    progress: tuple[str, ...]
     partitions: range = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,9 +151,10 @@ class Lookups:
         if known is None:
             return None
         age_s = time.monotonic() - known.read_s
-        if age_s < LEAST_PAUSE_S or (age_s < KNOWN_FOR_S and not self._hub.has_woken(known.topics, known.seen)):
-            return known
-        return None
+        if age_s > KNOWN_FOR_S or self._hub.has_woken(known.fate, known.seen):
+            return None
+        is_quiet = age_s < LEAST_PAUSE_S or not self._hub.has_woken(known.progress, known.seen)
+        return known if is_quiet else None
 
     async def _read_shared(self, name: str) -> Known:
         """One look at the catalog for all who ask at the same time."""
@@ -162,9 +169,9 @@ class Lookups:
         seen, read_s = self._hub.seen, time.monotonic()
         self._known.pop(name, None)
         now, form = await run_in_threadpool(self._look_up, name)
-        topics = (JOBS, job_topic(now.job_id), progress_topic(now.job_id), stream_topic(now.changelog))
-        inputs = {stream_id for at in now.partitions for stream_id in at.inputs}
-        known = Known(now, form, seen, read_s, (*topics, *map(stream_topic, sorted(inputs))))
+        streams = {now.changelog, *(stream_id for at in now.partitions for stream_id in at.inputs)}
+        progress = (progress_topic(now.job_id), *map(stream_topic, sorted(streams)))
+        known = Known(now, form, seen, read_s, (JOBS, job_topic(now.job_id)), progress)
         self._known[name] = known
         return known
 
@@ -172,6 +179,8 @@ class Lookups:
         now = self._catalog.read(store_now, name)
         form = self._forms.get(now.id)
         if form is None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
             form = self._forms[now.id] = _form(now)
         return now, form
 
@@ -226,7 +235,7 @@ class Lookups:
             if required:
                 await self._replayed(known, required, min(left_s, LOOK_AGAIN_S))
             else:
-                await self._hub.wait(known.topics, seen, min(left_s, LOOK_AGAIN_S))
+                await self._hub.wait((*known.fate, *known.progress), seen, min(left_s, LOOK_AGAIN_S))
 
     async def _obstacle(
         self, known: Known, queries: Sequence[Query], wanted: Freshness, required: dict[int, int]
@@ -321,8 +330,8 @@ class OnDisk:
     def tell_now(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """The same, at once."""
         try:
-            with self._replicas.reader(store_id, ask.partition, lineage) as (view, instance_id):
-                return Answer(tell(view, ask), instance_id)
+            with self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
+                return Answer(tell(found, ask), instance_id)
         except ReplicaMissing:
             raise StoreNotReadable(f"no instance on this machine has a replica of partition {ask.partition}") from None
         except lmdb.Error as error:
@@ -366,6 +375,24 @@ class InRedis:
         if names is None:
             names = self._names[store_id, partition] = Names(store_id, partition, lineage)
         return names
+
+
+def sweep_views(url: str, catalog: Catalog) -> int:
+    """Delete the views of stores that were deleted; returns how many. Raises StoreNotReadable."""
+    try:
+        with view.connect(url) as client:
+            return view.sweep(client, catalog.lineage, lambda: catalog.read(store_ids))
+    except redis.RedisError as error:
+        raise StoreNotReadable(f"Redis does not answer: {error}") from error
+
+
+def ping_views(url: str) -> None:
+    """Raises StoreNotReadable when Redis does not answer."""
+    try:
+        with view.connect(url) as client:
+            client.ping()
+    except redis.RedisError as error:
+        raise StoreNotReadable(f"Redis does not answer: {error}") from error
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class Hub:
 
     def has_woken(self, topics: Iterable[str], seen: int) -> bool:
         """Whether one of these topics was woken after `seen`."""
-        return any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics))
+        return self._counter > seen and any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics))
 
     def wake(self, topics: Iterable[str]) -> None:
         """Tell everyone who waits for one of these topics; callable from any thread."""

@@ -61,13 +61,13 @@ class RedisMissing(RuntimeError):
 
 
 @contextmanager
-def redis_server() -> Iterator[str]:
+def redis_server(port: int | None = None) -> Iterator[str]:
     """The URL of a running, empty Redis that keeps nothing on disk; it is stopped afterwards."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise RedisMissing(RedisMissing.__doc__)
     folder = Path(tempfile.mkdtemp(prefix="millrace-redis-"))
-    port = free_port()
+    port = port or free_port()
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
     with (folder / "log").open("wb") as log:
         command = ["setpriv", "--pdeathsig=KILL", "--", binary, *options]

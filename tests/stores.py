@@ -22,7 +22,7 @@ from service.storage.view import View
 from service.streams.partitioner import murmur2
 from service.streams.records import StoreSpec
 from service.streams.stores.forms import form_of
-from service.streams.stores.reading import Found, Page, Place, Query, Snapshot, read, read_page
+from service.streams.stores.reading import Found, Page, Place, Query, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Node, Topology
@@ -72,7 +72,7 @@ class Kept:
         """One page."""
         reading = read_page(self.form, query or Query(), self.partitions, limit, after)
         with ExitStack() as views:
-            snapshots: dict[int, Snapshot] = {
+            snapshots: dict[int, Any] = {
                 partition: views.enter_context(self.replicas[partition].reader()) for partition in self.partitions
             }
             return read(reading, snapshots)

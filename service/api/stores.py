@@ -13,7 +13,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import orjson
 import pyarrow as pa
@@ -50,7 +50,7 @@ EXPORT_PAGE: Final = 1000
 BATCH_AT_ONCE: Final = 100
 NEXT_HEADER: Final = "Millrace-Next"
 AS_OF_HEADER: Final = "Millrace-As-Of"
-_PLAIN_ACCEPTS: Final = frozenset({"*/*", JSON, ""})
+_PLAIN_ACCEPTS: Final = frozenset({b"*/*", JSON.encode(), b""})
 _JSON_HEADERS: Final = {"Content-Type": JSON}
 
 EXPORT_SCHEMA = pa.schema(
@@ -313,7 +313,7 @@ def _plain_lookup(scope: Scope) -> _Asked | None:
         key = unquote_to_bytes(query[4:].replace(b"+", b" "))
     else:
         key = None
-    if key is None or not all(value.decode("latin-1") in _PLAIN_ACCEPTS for value in _accepts(scope)):
+    if key is None or not _is_text(key) or any(value not in _PLAIN_ACCEPTS for value in _accepts(scope)):
         return None
     return _Asked(parts[3].decode("latin-1"), _KINDS[parts[4]], key)
 
@@ -326,6 +326,16 @@ class _Route(NamedTuple):
 
 _ROUTES: dict[Kind, _Route] = {kind: _Route(f"/v1/stores/{{store}}/{kind}/{{key}}") for kind in TYPES}
 _KINDS: dict[bytes, Kind] = {b"sessions": "sessions", b"windows": "windows", b"keys": "keys"}
+
+
+def _is_text(key: bytes) -> bool:
+    if key.isascii():
+        return True
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _accepts(scope: Scope) -> Iterable[bytes]:
@@ -546,8 +556,10 @@ def _path_key(request: Request) -> bytes:
 
 
 def _query_bytes(request: Request, name: bytes) -> bytes | None:
-    found = parse_qsl(request.scope["query_string"], keep_blank_values=True)
-    return next((value for key, value in reversed(found) if key == name), None)
+    """A parameter, as the bytes that were sent; the last one of its name."""
+    found = [part.partition(b"=") for part in request.scope["query_string"].split(b"&")]
+    values = [value for key, _, value in found if unquote_to_bytes(key) == name]
+    return unquote_to_bytes(values[-1].replace(b"+", b" ")) if values else None
 
 
 def _decoded(key: bytes | str, encoding: KeyEncoding, pointer: str) -> bytes:

@@ -23,6 +23,7 @@ from service.storage.environments import MAP_BYTES, boot_id
 from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
 
 LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
+UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
 
 
 class ReplicaMissing(Exception):
@@ -60,6 +61,10 @@ class _Known:
     best: _Opened | None = None
     looked_s: float = 0.0
 
+    def close(self) -> None:
+        for life in self.lives.values():
+            life.env.close()
+
 
 class ReplicasInPlace:
     """The one registry of a process: an environment is opened once."""
@@ -67,6 +72,7 @@ class ReplicasInPlace:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[tuple[str, int, str], _Known] = {}
+        self._tidied_s = time.monotonic()
 
     @contextmanager
     def reader(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, str]]:
@@ -82,15 +88,10 @@ class ReplicasInPlace:
             entries = int(tx.stat(best.entries)["entries"])
         return entries, (best.folder / "data.mdb").stat().st_blocks * 512
 
-    def forget(self, store_id: str) -> None:
-        """Close the replicas of a store that was deleted."""
-        for key in [key for key in self._known if key[0] == store_id]:
-            _close(self._known.pop(key))
-
     def close(self) -> None:
         """Close all."""
         for known in self._known.values():
-            _close(known)
+            known.close()
         self._known.clear()
 
     def _best(self, store_id: str, partition: int, lineage: str) -> _Opened:
@@ -99,9 +100,16 @@ class ReplicasInPlace:
         if known.best is None or now_s - known.looked_s > LOOK_AGAIN_S:
             known.looked_s = now_s
             self._look(known, store_id, partition, lineage)
+            self._close_unused(now_s)
         if known.best is None:
             raise ReplicaMissing(f"{store_id}/{partition}")
         return known.best
+
+    def _close_unused(self, now_s: float) -> None:
+        if now_s - self._tidied_s > UNUSED_S:
+            self._tidied_s = now_s
+            for key in [key for key, known in self._known.items() if now_s - known.looked_s > UNUSED_S]:
+                self._known.pop(key).close()
 
     def _look(self, known: _Known, store_id: str, partition: int, lineage: str) -> None:
         """Open what is new, close what is gone, choose the furthest."""
@@ -153,8 +161,3 @@ def _open(folder: Path, file_id: tuple[int, int], store_id: str, lineage: str) -
         env.close()
         return None
     return _Opened(folder, file_id, env, entries, meta, folder.parts[-4])
-
-
-def _close(known: _Known) -> None:
-    for life in known.lives.values():
-        life.env.close()

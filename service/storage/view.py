@@ -23,7 +23,7 @@ import asyncio
 import bisect
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -45,6 +45,7 @@ PREFIX: Final = "millrace:"
 SLICE_ROWS: Final = 2048  # of changes in one script: some 8 ms on a busy machine
 TIMEOUT_S: Final = 5.0
 _FORMAT: Final = 1
+_LENGTH: Final = struct.Struct(">I")
 _NAME_BYTES: Final = struct.calcsize(">QQI")
 _TIMES: Final = {store_keys.SESSION[0]: 16, store_keys.WINDOW[0]: 8}  # bytes of a store key behind the record key
 _RESERVED: Final = OBS_KEY[:1]
@@ -96,34 +97,61 @@ each(ARGV[7], 1, function(i) redis.call('ZADD', KEYS[4], 0, ARGV[i]) end)
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'position', ARGV[3]) end
 return 1
 """
-# ARGV: identity, the key of stream time, limit, whether reversed, then start and end of each span
+# Answers many asks. KEYS: meta, values, index of each; ARGV: each packed, as `_packed` does it: identity, the key of
+# stream time, limit, whether reversed, start and end of each span. An answer is packed in the same way: position,
+# stream time (empty: none), for each span how many entries, then their keys and values; nil where there is no view.
+# (One string an ask: Redis and its client need longer for twenty short ones than for finding them.)
 _READ = """
-local identity, position = unpack(redis.call('HMGET', KEYS[1], 'identity', 'position'))
-if identity ~= ARGV[1] then return false end
-local told = {position, redis.call('HGET', KEYS[2], ARGV[2])}
-for i = 5, #ARGV, 2 do
-  local first, last, found = ARGV[i], ARGV[i + 1], {}
-  if last == first .. '\\0' then
-    local value = redis.call('HGET', KEYS[2], first)
-    if value then found = {first, value} end
+local answers = {}
+for n = 1, #ARGV do
+  local meta, values, index = KEYS[3 * n - 2], KEYS[3 * n - 1], KEYS[3 * n]
+  local at, packed, parts, size = 1, ARGV[n], {}, 0
+  local function take()
+    local taken
+    taken, at = struct.unpack('>I4c0', packed, at)
+    return taken
+  end
+  local function put(found)
+    parts[size + 1], parts[size + 2] = struct.pack('>I4', #found), found
+    size = size + 2
+  end
+  local identity, position = unpack(redis.call('HMGET', meta, 'identity', 'position'))
+  if identity ~= take() then
+    answers[n] = false
   else
-    local keys
-    if ARGV[4] == '' then
-      keys = redis.call('ZRANGE', KEYS[3], '[' .. first, '(' .. last, 'BYLEX', 'LIMIT', 0, ARGV[3])
-    else
-      keys = redis.call('ZRANGE', KEYS[3], '(' .. last, '[' .. first, 'BYLEX', 'REV', 'LIMIT', 0, ARGV[3])
-    end
-    for n = 1, #keys, 1000 do
-      local values = redis.call('HMGET', KEYS[2], unpack(keys, n, math.min(n + 999, #keys)))
-      for m = 1, #values do
-        found[#found + 1] = keys[n + m - 1]
-        found[#found + 1] = values[m]
+    put(position)
+    put(redis.call('HGET', values, take()) or '')
+    local limit, is_reversed = take(), take() ~= ''
+    while at <= #packed do
+      local first, last = take(), take()
+      if last == first .. '\\0' then
+        local value = redis.call('HGET', values, first)
+        put(value and '1' or '0')
+        if value then
+          put(first)
+          put(value)
+        end
+      else
+        local keys
+        if is_reversed then
+          keys = redis.call('ZRANGE', index, '(' .. last, '[' .. first, 'BYLEX', 'REV', 'LIMIT', 0, limit)
+        else
+          keys = redis.call('ZRANGE', index, '[' .. first, '(' .. last, 'BYLEX', 'LIMIT', 0, limit)
+        end
+        put(tostring(#keys))
+        for i = 1, #keys, 1000 do
+          local found = redis.call('HMGET', values, unpack(keys, i, math.min(i + 999, #keys)))
+          for j = 1, #found do
+            put(keys[i + j - 1])
+            put(found[j])
+          end
+        end
       end
     end
+    answers[n] = table.concat(parts)
   end
-  told[#told + 1] = found
 end
-return told
+return answers
 """
 
 
@@ -138,6 +166,7 @@ class Names:
         prefix = f"{PREFIX}{{{store_id}/{partition}}}:"
         self.keys = [f"{prefix}{name}".encode() for name in ("meta", "values", "index", "due")]
         self.meta, self.values, self.index, self.due = self.keys
+        self.read = self.keys[:3]
         self.identity = f"{_FORMAT}/{store_id}/{lineage}".encode()
 
 
@@ -252,7 +281,8 @@ class ViewReader:
 
     def tell(self, ask: Ask) -> Told:
         """Answer an ask, all of it at one moment."""
-        return _told(self._read(self._names.keys, _arguments(self._names, ask)), self._names)
+        (packed,) = self._read(self._names.read, [_packed_ask(self._names, ask)])
+        return _told(packed, self._names)
 
 
 class Views:
@@ -301,9 +331,6 @@ class Views:
     async def _ask(self, asked: list[_Waiting]) -> None:
         try:
             replies = await self._replies(asked)
-            if any(isinstance(reply, NoScriptError) for reply in replies):
-                await self._client.script_load(_READ)
-                replies = await self._replies(asked)
         except redis.RedisError as error:
             replies = [error] * len(asked)
         for each, reply in zip(asked, replies, strict=True):
@@ -315,10 +342,15 @@ class Views:
                 each.future.set_result(reply)
 
     async def _replies(self, asked: list[_Waiting]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipe:
-            for names, ask, _ in asked:
-                pipe.execute_command("EVALSHA", self._script, 4, *names.keys, *_arguments(names, ask))
-            return await pipe.execute(raise_on_error=False)
+        keys = [key for names, _, _ in asked for key in names.read]
+        packed = [_packed_ask(names, ask) for names, ask, _ in asked]
+        command = ("EVALSHA", self._script, len(keys), *keys, *packed)
+        try:
+            replies: list[Any] = await self._client.execute_command(*command)
+        except NoScriptError:
+            await self._client.script_load(_READ)
+            replies = await self._client.execute_command(*command)
+        return replies
 
 
 class _Waiting(NamedTuple):
@@ -327,24 +359,59 @@ class _Waiting(NamedTuple):
     future: asyncio.Future[Any]
 
 
+def sweep(client: redis.Redis, lineage: str, live: Callable[[], Collection[str]]) -> int:
+    """Delete the views of stores that are not `live` any more (asked after looking for views); returns how many.
+
+    Those of another lineage are left alone: another service may use the same Redis.
+    """
+    found: list[tuple[str, list[bytes]]] = []
+    for meta in client.scan_iter(match=f"{PREFIX}*:meta", count=1000):
+        held: Any = client.hget(meta, "identity") or b""
+        identity = held.decode().split("/")
+        if len(identity) == 3 and identity[2] == lineage:
+            names = [meta[: -len(b"meta")] + name for name in (b"meta", b"values", b"index", b"due")]
+            found.append((identity[1], names))
+    kept = set(live()) if found else set()
+    gone = [names for store_id, names in found if store_id not in kept]
+    for names in gone:
+        client.unlink(*names)
+    return len(gone)
+
+
 def connect(url: str) -> redis.Redis:
     """A client for writers."""
     client: redis.Redis = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
     return client
 
 
-def _arguments(names: Names, ask: Ask) -> list[Any]:
-    head = [names.identity, OBS_KEY, ask.limit, b"1" if ask.reverse else b""]
-    return [*head, *(bound for span in ask.spans for bound in span)]
+def _packed(parts: Iterable[bytes]) -> bytes:
+    """Byte strings in one: each behind its length (uint32 big-endian)."""
+    return b"".join([piece for part in parts for piece in (_LENGTH.pack(len(part)), part)])
 
 
-def _told(reply: Any, names: Names) -> Told:
+def _unpacked(packed: bytes) -> Iterator[bytes]:
+    """The inverse of `_packed`."""
+    at, end = 0, len(packed)
+    read, width = _LENGTH.unpack_from, _LENGTH.size
+    while at < end:
+        start = at + width
+        at = start + read(packed, at)[0]
+        yield packed[start:at]
+
+
+def _packed_ask(names: Names, ask: Ask) -> bytes:
+    head = (names.identity, OBS_KEY, b"%d" % ask.limit, b"1" if ask.reverse else b"")
+    return _packed([*head, *(bound for span in ask.spans for bound in span)])
+
+
+def _told(packed: bytes | None, names: Names) -> Told:
     """What the script answered."""
-    if reply is None:
+    if packed is None:
         raise ViewMissing(names.meta.decode())
-    position, packed_obs, *found = reply
-    stream_time = NOT_STARTED if packed_obs is None else unpack_obs(packed_obs)
-    return Told(int(position), stream_time, [list(zip(each[::2], each[1::2], strict=True)) for each in found])
+    parts = _unpacked(packed)
+    position, packed_obs = next(parts), next(parts)
+    found = [[(next(parts), next(parts)) for _ in range(int(count))] for count in parts]
+    return Told(int(position), unpack_obs(packed_obs) if packed_obs else NOT_STARTED, found)
 
 
 def _slices(changes: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:

@@ -364,3 +364,20 @@ def test_a_range_that_another_thread_has_applied_is_not_applied_again(replica: R
 def test_chunks_from_beyond_its_position_are_refused(replica: Replica, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stands at 0, before the chunks from 5 on"):
         replay(replica, open_storage(str(tmp_path)), [], since=5)
+
+
+def test_a_scan_gives_a_range_in_order_and_backwards(tmp_path):
+    replica = open_replica(tmp_path)
+    replica.apply(0, 5, changes({key(number): number for number in range(5)}))
+    with replica.reader() as view:
+        found = view.scan(key(1), key(4))
+        assert found == [(key(number), value(number)) for number in (1, 2, 3)]
+        assert view.scan(key(1), key(4), reverse=True) == found[::-1]
+        assert view.scan(key(1), key(4), 2) == found[:2]
+        assert view.scan(key(1), key(4), 2, reverse=True) == found[:0:-1]
+        assert view.scan(key(1), key(4), 0) == []
+        assert view.scan(key(4), b"\xff") == [(key(4), value(4))]
+        assert view.scan(key(3), b"\xff", 1, reverse=True) == [(key(4), value(4))]
+        assert view.scan(b"\xff", b"\xff\xff", reverse=True) == view.scan(b"", key(0)) == []
+        assert view.scan(key(3), key(1)) == []
+    replica.close()

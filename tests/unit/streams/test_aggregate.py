@@ -84,7 +84,23 @@ def test_nulls_without_a_window_are_dropped_with_their_reasons():
 
 
 def test_t1_tumbling_with_grace():
-    texts = "a@3 a@1 a?@12 a@9 b@14 a@9 b@15 a@9 -@99 a@16 a@10 a@24 a@10 a@25 a@10".split()
+    texts = [
+        "a@3",
+        "a@1",
+        "a?@12",
+        "a@9",
+        "b@14",
+        "a@9",
+        "b@15",
+        "a@9",
+        "-@99",
+        "a@16",
+        "a@10",
+        "a@24",
+        "a@10",
+        "a@25",
+        "a@10",
+    ]
     assert fed(task(tumbling(10, grace_ms=5)), *texts) == [
         "a[0/10]=1@3",
         "a[0/10]=2@3",
@@ -167,7 +183,7 @@ def test_windows_may_be_as_long_as_time():
 
 
 def test_s2_sessions_grow_and_merge():
-    texts = "a@20 a@10 a@15 a@0 a?@5 -@7 a@20 a@40 a@40".split()
+    texts = ["a@20", "a@10", "a@15", "a@0", "a?@5", "-@7", "a@20", "a@40", "a@40"]
     assert fed(task(session(5, grace_ms=100)), *texts) == [
         "a[20/20]=1@20",
         "a[10/10]=1@10",
@@ -239,7 +255,7 @@ def test_updates_of_windows_carry_the_headers_of_their_record():
 
 
 def test_sl1_sliding_in_the_order_of_kafka_streams():
-    texts = "A=a@10 B=a@11 C=a@10 D=a@13 E=a@10 F=a@24 G=a@5 H=a@7 a?@90 -@91 I=a@90".split()
+    texts = ["A=a@10", "B=a@11", "C=a@10", "D=a@13", "E=a@10", "F=a@24", "G=a@5", "H=a@7", "a?@90", "-@91", "I=a@90"]
     assert fed(task(sliding(5, grace_ms=15), JOINED), *texts) == [
         "a[5/10]=A@10",
         "a[11/16]=B@11 a[6/11]=AB@11",
@@ -256,7 +272,7 @@ def test_sl1_sliding_in_the_order_of_kafka_streams():
 
 
 def test_sl2_early_records_share_the_window_from_zero():
-    texts = "A=a@0 B=a@5 C=a@6 D=a@3 E=a@10 F=a@13 G=a@0".split()
+    texts = ["A=a@0", "B=a@5", "C=a@6", "D=a@3", "E=a@10", "F=a@13", "G=a@0"]
     assert fed(task(sliding(10, grace_ms=50), JOINED), *texts) == [
         "a[0/10]=A@0",
         "a[1/11]=B@5 a[0/10]=AB@5",

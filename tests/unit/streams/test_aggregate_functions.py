@@ -142,8 +142,15 @@ def test_collect_keeps_values_of_every_type_in_order():
 
 @pytest.mark.parametrize(
     ("fn", "empty"),
-    [("sum", "null"), ("min", "null"), ("max", "null"), ("mean", "null"), ("first", "null"), ("last", "null")]
-    + [("collect", "[]")],
+    [
+        ("sum", "null"),
+        ("min", "null"),
+        ("max", "null"),
+        ("mean", "null"),
+        ("first", "null"),
+        ("last", "null"),
+        ("collect", "[]"),
+    ],
 )
 @pytest.mark.parametrize("of", [V, "(value->>'v')::double", "(value->>'v')::decimal(9,2)", "value->>'v'"])
 def test_what_has_seen_only_nulls_is_empty(fn, empty, of):
