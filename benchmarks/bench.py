@@ -47,8 +47,10 @@ class Row:
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="fewer records and runs: under three minutes")
-    quick = arguments.parse_args().quick
-    workload = Workload(2_000_000 if quick else 8_000_000)
+    arguments.add_argument("--records", type=int, help="deliveries of the stateful rows (8,000,000; quick: 2,000,000)")
+    given = arguments.parse_args()
+    quick = given.quick
+    workload = Workload(given.records or (2_000_000 if quick else 8_000_000))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
         events = bids(workload)

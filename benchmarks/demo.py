@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _show(running: Running, records: int) -> bool:
-    console.print(f"[bold]Millrace[/bold] serves at {running.url} · API pages at {running.url}/docs\n")
+    console.print(f"[bold]Millrace[/bold] serves at {running.url}; its API pages are at /docs\n")
     with console.status(f"making {records:,} bids, a tenth of them delivered twice, out of order by seconds"):
         events = bids(Workload(records))
     running.call("POST", "/v1/streams", json={"name": "bids", "partitions": 4})

@@ -38,6 +38,7 @@ def up(
     data_dir: Path = Path("./millrace-data"),
     instances: int = 1,
     cores: int | None = None,
+    spark_ui: Annotated[bool, typer.Option("--spark-ui", help="Serve Spark's own pages too, on loopback.")] = False,
 ) -> None:
     """Run everything here: the API and INSTANCES Spark applications, on SQLite and a local folder."""
     settings = _settings(host=host, port=port, data_dir=data_dir)
@@ -46,7 +47,8 @@ def up(
     logs.configure(settings.log_level)
     try:
         with embedded.data_dir_lock(settings.data_dir.absolute()):
-            uvloop.run(embedded.up(settings, instances=instances, cores=cores, announce=_announce))
+            running = embedded.up(settings, instances=instances, cores=cores, has_spark_ui=spark_ui, announce=_announce)
+            uvloop.run(running)
     except (embedded.DataDirBusy, *UNREACHABLE) as error:
         _fail(str(error))
 

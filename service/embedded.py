@@ -198,22 +198,28 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     await _serve(settings, announce, lambda url: [])
 
 
-async def up(settings: Settings, *, instances: int, cores: int | None, announce: Announce) -> None:
+async def up(
+    settings: Settings, *, instances: int, cores: int | None, has_spark_ui: bool = False, announce: Announce
+) -> None:
     """`millrace up`: migrate, serve, keep `instances` children running; on SIGTERM or SIGINT drain and return."""
     key = _prepare(settings, migrate=True)
     environment = {**os.environ, "MILLRACE_API_KEY": key, "MILLRACE_REPLICA_DIR": str(settings.replica_dir)}
     await _serve(
         settings,
         announce,
-        lambda url: [InstanceProcess(instance_command(url, index, cores), environment) for index in range(instances)],
+        lambda url: [
+            InstanceProcess(instance_command(url, index, cores, has_spark_ui=has_spark_ui), environment)
+            for index in range(instances)
+        ],
     )
 
 
-def instance_command(url: str, index: int, cores: int | None) -> list[str]:
+def instance_command(url: str, index: int, cores: int | None, *, has_spark_ui: bool = False) -> list[str]:
     """How an instance is started here; `cores` bounds the slots that each job has there."""
     master = f"local[{cores or os.cpu_count() or 1}]"
     arguments = ["--api", url, "--spark-master", master, "--name", f"embedded-{index}", "--watch-stdin"]
-    return [sys.executable, "-m", "spark_jobs.instance", *arguments]
+    ui = ["--spark-ui"] if has_spark_ui else []
+    return [sys.executable, "-m", "spark_jobs.instance", *arguments, *ui]
 
 
 def _prepare(settings: Settings, *, migrate: bool) -> str:

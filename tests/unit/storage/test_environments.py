@@ -166,6 +166,29 @@ def test_while_another_process_has_it_open_a_fresh_one_is_begun(tmp_path: Path) 
     assert (tmp_path / "0").exists()
 
 
+def test_who_takes_a_task_over_can_wait_for_the_former_owner(tmp_path: Path) -> None:
+    assert not environments.is_open_elsewhere(tmp_path)
+    script = """
+        replica = filled(Path(sys.argv[1]))
+        print('open', flush=True)
+        sys.stdin.readline()
+        replica.close()
+        print('closed', flush=True)
+        sys.stdin.read()
+    """
+    with other_process(script, tmp_path) as process:
+        assert line(process) == "open"
+        assert environments.is_open_elsewhere(tmp_path)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert line(process) == "closed"
+        assert not environments.is_open_elsewhere(tmp_path)
+        replica = open_replica(tmp_path)
+        assert not environments.is_open_elsewhere(tmp_path)
+        replica.close()
+
+
 def test_a_task_that_is_handed_over_finds_the_replica_warm(tmp_path: Path) -> None:
     script = "filled(Path(sys.argv[1])).close(); print('closed', flush=True); sys.stdin.read()"
     with other_process(script, tmp_path) as process:
