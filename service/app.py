@@ -11,16 +11,19 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import coordinator, problems
-from service.api import document, health, instances, jobs, streams, tokens
+from service.api import document, health, instances, jobs, stores, streams, tokens
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
 from service.collector import Collector
 from service.ingest import AppendBuffer
+from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.notify import Hub
 from service.rounds import Loop, Rounds
 from service.settings import Settings
+from service.storage.in_place import ReplicasInPlace
 from service.storage.segments import Storage, open_storage
+from service.storage.view import Views
 
 
 class State(TypedDict):
@@ -33,6 +36,7 @@ class State(TypedDict):
     ingest: AppendBuffer
     keys: KeyRing
     rounds: Rounds
+    lookups: Lookups
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -49,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             state["hub"].close()
             await state["rounds"].stop()
+            await state["lookups"].close()
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
 
@@ -59,10 +64,11 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=document.operation_id,
     )
     app.state.is_draining = False
-    for router in (streams.router, jobs.router, instances.router, tokens.router, health.router):
+    for router in (stores.router, streams.router, jobs.router, instances.router, tokens.router, health.router):
         app.include_router(router)
     problems.install(app)
     document.install(app)
+    app.add_middleware(stores.QuickLookups)
     app.add_middleware(RequestBorder, settings=settings)
     return app
 
@@ -78,12 +84,13 @@ def _open(settings: Settings) -> State:
     collector = Collector(
         catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
     )
-    rounds = Rounds(
-        [
-            Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
-            Loop("collector", settings.collect_every_ms / 1000, collector.run_once),
-        ]
-    )
+    every_s = settings.collect_every_ms / 1000
+    loops = [
+        Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
+        Loop("collector", every_s, collector.run_once),
+    ]
+    if (redis_url := settings.redis_url) is not None:
+        loops.append(Loop("views", every_s, lambda: sweep_views(redis_url, catalog)))
     return State(
         settings=settings,
         catalog=catalog,
@@ -96,5 +103,13 @@ def _open(settings: Settings) -> State:
             buffer_bytes=settings.ingest_buffer_bytes,
         ),
         keys=keys,
-        rounds=rounds,
+        rounds=Rounds(loops),
+        lookups=Lookups(catalog, hub, _source(settings)),
     )
+
+
+def _source(settings: Settings) -> OnDisk | InRedis:
+    """Where stores are looked into: the view, where there is one."""
+    if settings.redis_url is not None:
+        return InRedis(Views(settings.redis_url))
+    return OnDisk(ReplicasInPlace(settings.replica_dir or settings.data_dir / "replicas"))

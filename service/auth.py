@@ -50,12 +50,17 @@ class KeyRing:
         self._ttl_s = ttl_ms / 1000
         self._known: dict[str, tuple[Caller, float]] = {}
 
+    def at_hand(self, secret: str) -> Caller | None:
+        """Whose key this is, if that is remembered."""
+        known = self._known.get(keys.digest(secret))
+        return known[0] if known is not None and known[1] > time.monotonic() else None
+
     async def caller(self, secret: str) -> Caller | None:
         """Whose key this is; None when there is no such key, or no longer."""
+        known = self.at_hand(secret)
+        if known is not None:
+            return known
         sha256 = keys.digest(secret)
-        known = self._known.get(sha256)
-        if known is not None and known[1] > time.monotonic():
-            return known[0]
         self._known.pop(sha256, None)
         row = await run_in_threadpool(self._catalog.read, keys.find_key, sha256=sha256)
         if row is None:

@@ -4,6 +4,7 @@ Knows names, labels and buckets. Refuses to know when something happens: those w
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -32,6 +33,18 @@ COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"],
 LOOP_FAILURES = Counter(
     "millrace_loop_failures", "Rounds of a background loop that failed", ["loop"], registry=REGISTRY
 )
+
+
+def count_request(method: str, route: str, status: int, seconds: float) -> None:
+    """A request was answered."""
+    requests, duration = _of_request(method, route, status)
+    requests.inc()
+    duration.observe(seconds)
+
+
+@cache
+def _of_request(method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+    return REQUESTS.labels(method, route, status), REQUEST_SECONDS.labels(method, route)
 
 
 def exposition(figures: Figures) -> bytes:

@@ -38,6 +38,10 @@ class Hub:
     def has_waiters(self) -> bool:
         return bool(self._waiters)
 
+    def has_woken(self, topics: Iterable[str], seen: int) -> bool:
+        """Whether one of these topics was woken after `seen`."""
+        return self._counter > seen and any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics))
+
     def wake(self, topics: Iterable[str]) -> None:
         """Tell everyone who waits for one of these topics; callable from any thread."""
         with self._lock:
@@ -73,7 +77,7 @@ class Hub:
 
     def _enter(self, topics: list[str], seen: int) -> "asyncio.Future[None] | None":
         with self._lock:
-            if self._closed or any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics)):
+            if self._closed or self.has_woken(topics, seen):
                 return None
             self._loop = asyncio.get_running_loop()
             future = self._loop.create_future()

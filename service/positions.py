@@ -34,12 +34,27 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offsets: Mapping[str, int]
 
 
+class StoreCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to read on in a store: behind a place, or (None) at the beginning of a key.
+
+    `query`: the digest of what is being read; `number` counts the keys of a batch.
+    """
+
+    store: str
+    lineage: str
+    query: int
+    within: bytes | None
+    partition: int
+    number: int = 0
+
+
 _cursor = msgspec.json.Decoder(Cursor)
+_store_cursor = msgspec.json.Decoder(StoreCursor)
 _position = msgspec.json.Decoder(Position)
 _encode = msgspec.json.Encoder().encode
 
 
-def opaque(thing: Cursor | Position) -> str:
+def opaque(thing: Cursor | Position | StoreCursor) -> str:
     """As a client carries it."""
     return base64.urlsafe_b64encode(_encode(thing)).rstrip(b"=").decode()
 
@@ -47,6 +62,11 @@ def opaque(thing: Cursor | Position) -> str:
 def cursor_of(text: str) -> Cursor | None:
     """The cursor that a client brought back; None when it is none."""
     return _read(text, _cursor)
+
+
+def store_cursor_of(text: str) -> StoreCursor | None:
+    """The cursor of a store that a client brought back; None when it is none."""
+    return _read(text, _store_cursor)
 
 
 def position_of(text: str) -> Position | None:

@@ -29,10 +29,10 @@ TYPE_PREFIX = "urn:millrace:problem:"
 STATUS: dict[type[Exception], int] = {
     errors.InvalidInput: 422,
     errors.InvalidExpression: 422,
-    errors.ExpressionFailed: 422,  # only :simulate runs expressions inside a request
+    errors.OperatorFailed: 422,  # only :simulate runs operators inside a request
     errors.IdempotencyConflict: 422,
     errors.KeyNotText: 422,
-    errors.KeyNotText: 422,
+    errors.PositionNotOfStore: 422,
     errors.BufferFull: 429,
     errors.UnsupportedMediaType: 415,
     errors.PayloadTooLarge: 413,
@@ -43,6 +43,8 @@ STATUS: dict[type[Exception], int] = {
     errors.Unknown: 404,
     errors.InternalStream: 403,
     errors.CatalogUnavailable: 503,
+    errors.StoreNotReadable: 503,
+    errors.StoreBehind: 503,
     errors.StorageUnavailable: 503,
     errors.StorageUnavailable: 503,
     StreamError: 500,
@@ -172,7 +174,7 @@ def pointer_to(location: Sequence[str | int]) -> str:
 
 async def _stream_error(request: Request, error: StreamError) -> Response:
     status = status_of(error)
-    if status >= 500:
+    if status >= 500 and not isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
         structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
     items = [{"pointer": item.pointer, "detail": item.detail} for item in getattr(error, "errors", ())]
     more: dict[str, Any] = {}

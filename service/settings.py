@@ -21,7 +21,7 @@ class Settings(BaseSettings):
     database_url: str = ""  # empty: a SQLite file in data_dir
     storage_uri: str = ""  # empty: a folder in data_dir
     replica_dir: Path | None = None  # None: a folder in data_dir
-    redis_url: str | None = None
+    redis_url: str | None = Field(default=None, pattern="^(redis|rediss|unix)://")  # None: lookups read replicas here
     spark_master: str | None = None
 
     host: str = "127.0.0.1"

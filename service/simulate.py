@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +18,13 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.storage.replica import Replica
-from service.streams import clock, codec
+from service.streams import clock
 from service.streams.errors import InvalidRecords, InvalidSpec, Problem
 from service.streams.operators.fields import MAX_INT64
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.records import RECORD_SCHEMA, StateReader, as_task_batch
+from service.streams.stores.forms import form_of
+from service.streams.stores.reading import Form, Place, Query, Snapshot, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.graph import Node, SubTopology, Topology
@@ -30,6 +32,7 @@ from service.streams.topology.spec import JobSpec
 
 MAX_RECORDS = 100_000
 MAX_PARTITIONS = 256
+_PAGE_ITEMS = 1000
 _DEFAULTS = {"name": "x", "source": "in", "sink": "out"}
 
 
@@ -69,6 +72,8 @@ def simulate(body: SimulateRequest) -> dict[str, Any]:
         size = body.batch_records or max(len(body.records), 1)
         for begin in range(0, len(body.records), size):
             run.feed(begin, body.records[begin : begin + size])
+        if body.advance_to is not None:
+            run.advance(body.advance_to)
         return run.answer()
 
 
@@ -93,19 +98,23 @@ def _check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:
 
 @dataclass(slots=True)
 class _Task:
-    """One task: its replicas, and the entries in them as the changelog tells."""
+    """One task and its replicas."""
 
     replicas: dict[str, Replica]
-    entries: dict[str, dict[bytes, bytes]]
     stream_time: int = clock.NOT_STARTED
 
     def replay(self, changes: dict[str, pa.RecordBatch]) -> None:
-        """Apply committed changes: the replica as everywhere, the entries for the answer."""
+        """Apply committed changes, as everywhere."""
         for store, batch in changes.items():
             replica = self.replicas[store]
             replica.apply(replica.position, replica.position + batch.num_rows, batch)
-            for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
-                self.entries[store][key] = value
+
+    def items(self, node: Node, partition: int) -> list[dict[str, Any]]:
+        """What the store of an operator holds."""
+        if node.store is None:
+            return []
+        with self.replicas[node.store.name].reader() as view:
+            return list(_items(form_of(node), partition, view))
 
 
 @dataclass(slots=True)
@@ -135,15 +144,23 @@ class _Run:
         self.outputs += [output for _, output in sorted(outputs, key=_cause)]
         self.dropped += [drop for _, drop in sorted(dropped, key=_cause)]
 
+    def advance(self, to: int) -> None:
+        """Move stream time, one task after another, as a flush of the job would."""
+        for partition, task in sorted(self.tasks.items()):
+            with self._states(task) as states:
+                result = self.chain.advance(to, states, "flush")
+            task.stream_time = max(task.stream_time, to)
+            task.replay(result.changes)
+            self.outputs += [output for _, output in _outputs(result, partition, self.sub_topology.partitions)]
+            self.dropped += [drop for _, drop in _dropped(result)]
+
     def answer(self) -> dict[str, Any]:
         """What the run came to."""
         tasks = sorted(self.tasks.items())
         return {
             "outputs": self.outputs,
             "stores": {
-                node.store.name: [
-                    item for _, task in tasks for item in _items(node, node.store, task.entries[node.store.name])
-                ]
+                node.store.name: [item for partition, task in tasks for item in task.items(node, partition)]
                 for node in self.sub_topology.nodes
                 if node.store is not None
             },
@@ -153,12 +170,17 @@ class _Run:
 
     def _run(self, partition: int, batch: pa.RecordBatch) -> ChainResult:
         task = self.tasks.get(partition) or self._start(partition)
-        with ExitStack() as views:
-            states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
+        with self._states(task) as states:
             result = self.chain.run(batch, states)
         task.stream_time = max(task.stream_time, result.stream_time)
         task.replay(result.changes)
         return result
+
+    @staticmethod
+    @contextmanager
+    def _states(task: _Task) -> Iterator[dict[str, StateReader]]:
+        with ExitStack() as views:
+            yield {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
 
     def _start(self, partition: int) -> _Task:
         replicas = {}
@@ -166,7 +188,7 @@ class _Run:
             path = self.folder / store.name / str(partition)
             replicas[store.name] = Replica.open(path, store, store.name, "simulation")
             self.opened.callback(replicas[store.name].close)
-        self.tasks[partition] = _Task(replicas, {name: {} for name in replicas})
+        self.tasks[partition] = _Task(replicas)
         return self.tasks[partition]
 
 
@@ -229,23 +251,22 @@ def _dropped(result: ChainResult) -> Iterator[tuple[int, dict[str, Any]]]:
             yield record["offset"], {"operator": each.operator, "reason": each.reason, **shown}
 
 
-def _items(node: Node, store: StoreSpec, entries: dict[bytes, bytes]) -> Iterator[dict[str, Any]]:
-    """The entries that live, in the order of their store keys."""
-    obs = codec.unpack_obs(entries[codec.OBS_KEY]) if codec.OBS_KEY in entries else clock.NOT_STARTED
-    ordered = [(key, entries[key]) for key in sorted(entries) if codec.is_entry(key)]
-    stamps, _ = codec.unpack_entries([value for _, value in ordered])
-    for (key, _), stamp in zip(ordered, stamps.tolist(), strict=True):
-        if obs - stamp <= store.interval_ms:
-            yield {**_identity(node.op, key), "window": None, "timestamp": stamp}
-
-
-def _identity(op: str, store_key: bytes) -> dict[str, Any]:
-    """What an entry is about; an identity that is kept as its hash shows no key."""
-    identity = codec.identity_of(store_key)
-    if op != "deduplicate_by_key_value":
-        return {"key": _text(identity), "value": None}
-    key, id_ = codec.split_pair(identity) if identity is not None else (None, None)
-    return {"key": _text(key), "value": {"id": _text(id_)}}
+def _items(form: Form, partition: int, view: Snapshot) -> Iterator[dict[str, Any]]:
+    """The entries of a task's store that live, in its order."""
+    after: Place | None = None
+    while True:
+        page = read(read_page(form, Query(), [partition], _PAGE_ITEMS, after), {partition: view})
+        for found in page.items:
+            entry = found.entry
+            yield {
+                "key": _text(entry.key),
+                "window": None if entry.window is None else dict(zip(("start", "end"), entry.window, strict=True)),
+                "value": None if entry.value is None else json.loads(entry.value),
+                "timestamp": entry.timestamp,
+            }
+        after = page.next
+        if after is None:
+            return
 
 
 def _text(key: bytes | None) -> str | None:

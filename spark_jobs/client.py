@@ -63,6 +63,7 @@ class Place:
     storage_uri: str
     replica_dir: Path
     job_id: str
+    redis_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Membership:
     instance_id: str
     lease_ms: int
     storage_uri: str
+    redis_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class Api:
     def join_instance(self, told: Json) -> Membership:
         """Join under a stable name; the same name keeps its id. Raises ApiError."""
         answer = self._ask("POST", "/v1/instances:join", told)
-        return Membership(answer["instance_id"], answer["lease_ms"], answer["storage_uri"])
+        return Membership(answer["instance_id"], answer["lease_ms"], answer["storage_uri"], answer["redis_url"])
 
     def heartbeat(self, instance_id: str, incarnation: str, running: Mapping[str, int], known: str) -> Wanted:
         """Keep the lease; waits for an answer that differs from `known`. Raises ApiError."""

@@ -205,7 +205,8 @@ class Instance:
         member, options = self._member, self._options
         if member is None:
             return None
-        return Place(options.api, options.api_key, member.instance_id, member.storage_uri, options.replica_dir, job_id)
+        where = (member.storage_uri, options.replica_dir, job_id, member.redis_url)
+        return Place(options.api, options.api_key, member.instance_id, *where)
 
     def _look_after(self, member: Membership) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""

@@ -23,7 +23,7 @@ from service import logs
 from service.storage import environments
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
-from service.streams.errors import ExpressionFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
+from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
 from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
@@ -32,6 +32,7 @@ from spark_jobs.client import (
     Api,
     ApiError,
     AssignedTask,
+    ChunkRange,
     Gone,
     JoinedSlot,
     Json,
@@ -44,6 +45,7 @@ from spark_jobs.client import (
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
 from spark_jobs.task import Routes, described, read_batch, run_batch
+from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
@@ -155,6 +157,7 @@ class Slot:
         self._topology = Topology.from_json(joined.topology)
         self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
+        self._views = KeptViews(place.redis_url, joined, self._topology.stores(), self._storage, self._find_chunks)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
@@ -172,6 +175,7 @@ class Slot:
         self._keeper.__exit__()
         for task in self._tasks.values():
             task.close()
+        self._views.close()
 
     def turn(self) -> bool:
         """Ask what to do and do it once; False after leaving. Raises Gone when the slot is not there any more."""
@@ -183,6 +187,7 @@ class Slot:
             self._take(answer.tasks)
             self._restore()
             self._run_round()
+            self._views.keep_up(self._tasks.values())
             self._slim_down()
         except Unreachable as error:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
@@ -204,6 +209,8 @@ class Slot:
 
     def _wait_ms(self) -> int:
         """How long the API may keep the question (less than the lease, whatever we say): not while replicas wait."""
+        if self._views.is_behind:
+            return 0
         due_s = [task.not_before_s for task in self._tasks.values() if not task.is_caught_up and not task.has_failed]
         if not due_s:
             return self._joined.lease_ms
@@ -285,13 +292,16 @@ class Slot:
         for name, end in task.now.changelogs.items():
             changelog = self._joined.stores[name].changelog
             while (since := task.positions[name]) < end:
-                found = self._api.find_chunks(self._path, changelog, task.now.partition, since, RESTORE_RECORDS)
+                found = self._find_chunks(changelog, task.now.partition, since)
                 for chunk in found.chunks:
                     task.positions[name] = replay(task.replicas[name], self._storage, [chunk], since)
                     if time.monotonic() >= until_s:
                         return
                 if not found.chunks:
                     task.positions[name] = end  # offsets that no chunk holds carry no changes
+
+    def _find_chunks(self, changelog: str, partition: int, since: int) -> ChunkRange:
+        return self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
 
     # ------------------------------------------------------------ run
 
@@ -368,6 +378,7 @@ class Slot:
         for store, index in written.changelogs.items():
             chunk = written.chunk(index, verdict.first_offsets[index])
             task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
+            self._views.follow(task.now, store, chunk)
 
     # ------------------------------------------------------------ failures
 
@@ -402,7 +413,7 @@ class Slot:
         if task.now.work is not None:
             names = {stream.id: name for name, stream in self._joined.streams.items()}
             place = {"stream": names.get(task.now.work.stream_id), "partition": task.now.work.partition}
-        if isinstance(error, ExpressionFailed):
+        if isinstance(error, OperatorFailed):
             place |= {"operator": error.operator, "offset": error.offset}
             return {"code": error.code, "detail": error.detail, **place}
         if isinstance(error, SegmentUnreadable):

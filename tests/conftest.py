@@ -32,6 +32,13 @@ def postgres_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """The URL of a Redis server that all tests of a run share: names in it carry ids."""
+    with services.redis_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def migrated_postgres(postgres_server: str) -> str:
     """The name of a migrated database to copy."""
     _execute(postgres_server, "CREATE DATABASE migrated")

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs what the tests start for real and this machine lacks: Postgres 15 (Debian's package).
+# Installs what the tests start for real and this machine lacks: Postgres 15, Redis 7 (Debian's packages).
 set -eu
 missing=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
+command -v redis-server >/dev/null || missing="$missing redis-server"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "tests need:$missing (install it, or run as root on Debian)" >&2
@@ -13,4 +14,7 @@ mkdir -p /etc/postgresql-common
 grep -qs '^create_main_cluster' /etc/postgresql-common/createcluster.conf ||
     echo 'create_main_cluster = false' >>/etc/postgresql-common/createcluster.conf
 apt-get update -qq
+# Nor may the package of Redis start one: policy-rc.d is asked before any service starts.
+policy=/usr/sbin/policy-rc.d
+[ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && trap 'rm -f "$policy"' EXIT; }
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

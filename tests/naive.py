@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests import naive_suppress, naive_windows
+
 Record = dict[str, Any]
 Expression = Callable[[Record], Any]
 
@@ -32,11 +34,21 @@ def field_integer(name: str) -> Expression:
     return lambda record: None if text(record) is None else int(text(record))
 
 
+def field_double(name: str) -> Expression:
+    """`(value->>'name')::double`"""
+    text = field_text(name)
+    return lambda record: None if text(record) is None else float(text(record))
+
+
 EXPRESSIONS: dict[str, Expression] = {
+    "(value->>'d')::double": field_double("d"),
     "value->>'id'": field_text("id"),
     "value->>'path'": field_text("path"),
     "(value->>'v')::bigint": field_integer("v"),
     "(value->>'v')::bigint >= 3": lambda record: (v := field_integer("v")(record)) is not None and v >= 3,
+    "(value->>'n')::bigint": field_integer("n"),
+    "(value->>'n')::bigint < 3": lambda record: (n := field_integer("n")(record)) is not None and n < 3,
+    "window_start": lambda record: None if record["window"] is None else record["window"]["start"],
     "key": lambda record: record["key"],
     "value": lambda record: record["value"],
     "timestamp": lambda record: record["timestamp"],
@@ -90,10 +102,16 @@ def identity_of(operator: Record) -> Expression:
 def run(operators: list[Record], records: Iterable[Record], *, drop_failing: bool = False) -> list[Record]:
     """The outputs of a chain of operators, one after another, over all records."""
     flow = [{"window": None, **record} for record in records]
-    for operator in operators:
+    for place, operator in enumerate(operators):
+        is_table, window = naive_suppress.upstream(operators, place)
         if drop_failing:
-            flow = [record for record in flow if not _fails(operator, record)]
-        flow = _STEPS[operator["op"]](operator, flow)
+            flow = [record for record in flow if _is_tombstone(is_table, record) or not _fails(operator, record)]
+        if operator["op"] == "suppress":
+            flow = naive_suppress.suppress(operator, flow, window)
+        elif operator["op"] in ("filter", "map_values") and is_table:
+            flow = [_updated(operator, record) for record in flow]
+        else:
+            flow = _STEPS[operator["op"]](operator, flow)
     return flow
 
 
@@ -133,6 +151,18 @@ def _map_values(operator: Record, flow: list[Record]) -> list[Record]:
     return [{**record, "value": {name: of(record) for name, of in select.items()}} for record in flow]
 
 
+def _updated(operator: Record, record: Record) -> Record:
+    """An update of a table after filter or map_values: none is lost, and tombstones stay tombstones."""
+    if _is_tombstone(True, record):
+        return record
+    left = _STEPS[operator["op"]](operator, [record])
+    return left[0] if left else {**record, "value": None}
+
+
+def _is_tombstone(is_table: bool, record: Record) -> bool:
+    return is_table and record["value"] is None
+
+
 def _select_key(operator: Record, flow: list[Record]) -> list[Record]:
     key_of = EXPRESSIONS[operator["key"]]
     return [{**record, "key": None if (key := key_of(record)) is None else str(key), "window": None} for record in flow]
@@ -142,6 +172,10 @@ def _deduplicate(operator: Record, flow: list[Record]) -> list[Record]:
     return deduplicate(flow, identity_of(operator), operator["interval_ms"])
 
 
+def _aggregate(operator: Record, flow: list[Record]) -> list[Record]:
+    return naive_windows.aggregate(operator, flow, EXPRESSIONS)
+
+
 _STEPS: dict[str, Callable[[Record, list[Record]], list[Record]]] = {
     "filter": _filter,
     "map_values": _map_values,
@@ -149,4 +183,6 @@ _STEPS: dict[str, Callable[[Record, list[Record]], list[Record]]] = {
     "deduplicate_by_key": _deduplicate,
     "deduplicate_by_key_value": _deduplicate,
     "deduplicate": _deduplicate,
+    "aggregate": _aggregate,
+    "distinct": naive_suppress.distinct,
 }

@@ -1,7 +1,7 @@
-"""Real servers for tests: a Postgres 15 of its own, in a temporary folder, on a free loopback port.
+"""Real servers for tests: a Postgres 15 and a Redis 7 of their own, in temporary folders, on free loopback ports.
 
-Debian's package puts the binaries under /usr/lib/postgresql; `make test` installs it when missing. As root the server
-runs as the user `postgres`, for it refuses root. It never survives the tests, even when they are killed.
+Debian's packages bring them; `make test` installs what is missing. As root Postgres runs as the user `postgres`, for
+it refuses root. None survives the tests, even when they are killed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import redis
 
 POSTGRES_BINARIES = "/usr/lib/postgresql"
 START_TIMEOUT_S = 30
@@ -55,6 +56,31 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class RedisMissing(RuntimeError):
+    """Redis is not installed: `make test` installs it, or `apt-get install redis-server`."""
+
+
+@contextmanager
+def redis_server(port: int | None = None) -> Iterator[str]:
+    """The URL of a running, empty Redis that keeps nothing on disk; it is stopped afterwards."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise RedisMissing(RedisMissing.__doc__)
+    folder = Path(tempfile.mkdtemp(prefix="millrace-redis-"))
+    port = port or free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    with (folder / "log").open("wb") as log:
+        command = ["setpriv", "--pdeathsig=KILL", "--", binary, *options]
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _wait_for_redis(server, port, folder)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        server.kill()
+        server.wait(START_TIMEOUT_S)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
@@ -87,6 +113,20 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, folder: Path) 
             time.sleep(0.02)
         else:
             return
+
+
+def _wait_for_redis(server: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with redis.Redis(port=port) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((folder / "log").read_text()) from None
+                time.sleep(0.02)
+            else:
+                return
 
 
 def _binary(name: str) -> str:

@@ -53,7 +53,111 @@ stateless = st.sampled_from(
 
 
 @st.composite
+def distincts(draw: st.DrawFn, name: str = "first") -> Record:
+    """The JSON of a distinct operator."""
+    grace = draw(st.sampled_from([0, 1, 7]))
+    size = draw(st.sampled_from([1, 3, 10]))
+    window = draw(st.sampled_from([{"type": "tumbling", "size_ms": size}, {"type": "session", "gap_ms": size}]))
+    return {"op": "distinct", "name": name, "window": {**window, "grace_ms": grace}}
+
+
+@st.composite
+def buffers(draw: st.DrawFn, *, is_final: bool) -> Record:
+    """The JSON of a buffer; small enough to be full."""
+    some = {"max_records": st.integers(0, 5), "max_bytes": st.integers(0, 120)}
+    bounds = draw(st.fixed_dictionaries({}, optional=some))
+    ways = ["shut_down", "spill_to_disk"] + ([] if is_final else ["emit_early"] * 3)
+    return {**bounds, "when_full": draw(st.sampled_from(ways))} if bounds else {}
+
+
+@st.composite
+def suppressions(draw: st.DrawFn, name: str = "held", *, is_final: bool = False) -> Record:
+    """The JSON of a suppress operator."""
+    operator = {"op": "suppress", "name": name, "buffer": draw(buffers(is_final=is_final))}
+    if is_final:
+        return {**operator, "until": "window_closes"}
+    limit = draw(st.sampled_from([0, 1, 3, 10, 2**63 - 1]))
+    return {**operator, "until": "time_limit", "time_limit_ms": limit}
+
+
+windows = st.one_of(
+    st.fixed_dictionaries({"type": st.just("tumbling"), "size_ms": st.just(4), "grace_ms": st.sampled_from([0, 3])}),
+    st.fixed_dictionaries({"type": st.just("session"), "gap_ms": st.just(2), "grace_ms": st.sampled_from([0, 3])}),
+    st.fixed_dictionaries(
+        {"type": st.just("sliding"), "time_difference_ms": st.just(3), "grace_ms": st.sampled_from([0, 3])}
+    ),
+)
+
+
+@st.composite
+def updates(draw: st.DrawFn, window: Record | None) -> list[Record]:
+    """Updates as an aggregate over `window` might forward them: few keys, few windows, some tombstones."""
+    keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=4, unique=True))])
+    values = st.sampled_from([None, {"n": 1}, {"n": 22, "t": ' "\\" é'}])
+    times = st.integers(0, draw(st.sampled_from([12, 40])))
+    found, now = [], 0
+    for key, value, time, back in draw(st.lists(st.tuples(keys, values, times, st.integers(0, 4)), max_size=40)):
+        now = max(now, time)
+        at = max(0, now - back)
+        found.append({"key": key, "value": value, "timestamp": at, "window": _window_at(window, at, back)})
+    return found
+
+
+def _window_at(window: Record | None, at: int, back: int) -> Record | None:
+    if window is None:
+        return None
+    if window["type"] == "session":
+        return {"start": max(0, at - back), "end": at}
+    if window["type"] == "sliding":
+        return {"start": at, "end": at + 3}
+    return {"start": at // 4 * 4, "end": at // 4 * 4 + 4}
+
+
+FUNCTIONS = (
+    {"fn": "count"},
+    *({"fn": fn, "of": "(value->>'v')::bigint"} for fn in ("sum", "min", "max", "mean", "first", "last", "collect")),
+    *({"fn": fn, "of": "(value->>'d')::double"} for fn in ("sum", "min", "max", "mean", "first", "last", "collect")),
+    *({"fn": fn, "of": "value->>'id'"} for fn in ("min", "max", "first", "last", "collect")),
+)
+
+
+@st.composite
+def aggregations(draw: st.DrawFn, name: str = "agg", kinds: tuple[str, ...] | None = None) -> Record:
+    """The JSON of an aggregate operator, with small windows; `kinds` of window, "table" for none."""
+    kind = draw(st.sampled_from(kinds or ("table", "tumbling", "hopping", "sliding", "session")))
+    picked = draw(st.lists(st.sampled_from(FUNCTIONS), min_size=1, max_size=4))
+    operator = {"op": "aggregate", "name": name, "aggregates": {f"f{i}": each for i, each in enumerate(picked)}}
+    if kind == "table":
+        return {**operator, "window": None}
+    length = draw(st.sampled_from([1, 2, 3, 5, 10]))
+    window = {"type": kind, "grace_ms": draw(st.sampled_from([0, 1, 4, 20]))}
+    if kind == "hopping":
+        window |= {"size_ms": length, "advance_ms": draw(st.integers(1, length))}
+    else:
+        window |= {{"tumbling": "size_ms", "sliding": "time_difference_ms", "session": "gap_ms"}[kind]: length}
+    return {**operator, "window": window, "emit": draw(st.sampled_from(["on_update", "on_window_close"]))}
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Record]:
+    """Records of few keys that come in nearly in order, some of them late, some null, some after a long pause."""
+    keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=4, unique=True))])
+    halves = st.integers(-8, 8).map(lambda n: n / 2)
+    value = st.fixed_dictionaries(
+        {"v": st.none() | st.integers(-9, 9), "d": st.none() | halves, "id": st.none() | texts}
+    )
+    steps = st.tuples(keys, st.none() | value, st.integers(0, 4), st.sampled_from([0, 0, 0, 1, 2, 5, 9, 30]))
+    found, now = [], draw(st.sampled_from([0, 0, 100]))
+    for key, given, step, back in draw(st.lists(steps, max_size=40)):
+        now += 50 if step == 4 and back == 30 else step
+        found.append({"key": key, "value": given, "timestamp": max(0, now - back)})
+    return found
+
+
+@st.composite
 def chains(draw: st.DrawFn) -> list[Record]:
-    """Operators of a job: stateless ones around up to two deduplications."""
-    parts = draw(st.lists(st.one_of(stateless, st.just("stateful")), max_size=4))
-    return [draw(deduplications(name=f"once_{i}")) if part == "stateful" else part for i, part in enumerate(parts)]
+    """Operators of a job: stateless ones around a few that keep state and are never full."""
+    held = suppressions().filter(lambda operator: operator["buffer"].get("when_full") != "shut_down")
+    stateful = st.one_of(deduplications(), deduplications(), distincts(), held)
+    parts = draw(st.lists(st.one_of(stateless, stateful), max_size=4))
+    return [{**part, "name": f"part_{i}"} for i, part in enumerate(parts)]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from service.streams import codec
+from service.streams.expiry import expires_after
 from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
@@ -25,16 +26,26 @@ class DictState(dict[bytes, bytes]):
     def get_many(self, keys: list[bytes], default: bytes) -> list[bytes]:
         return [self.get(key, default) for key in keys]
 
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        keys = sorted((key for key in self if start <= key < end), reverse=reverse)
+        return [(key, self[key]) for key in keys[:limit]]
+
     def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False) -> None:
         keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
         assert keys == sorted(set(keys)), "a changelog batch is sorted by key, each key once"
-        self.update(zip(keys, values, strict=True))
-        if forget:
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                del self[key]  # nothing is deleted that is not there
+            else:
+                self[key] = value
+        if forget and codec.OBS_KEY in self:
             obs = codec.unpack_obs(self[codec.OBS_KEY])
             batch = pa.RecordBatch.from_pylist(
                 [{"key": key, "value": value} for key, value in self.items()], schema=changes.schema
             )
-            after = codec.expires_after(store, batch)
+            after = expires_after(store, batch)
             for key, last in zip(list(self), after.tolist(), strict=True):
                 if obs > last:
                     del self[key]
@@ -77,7 +88,7 @@ def batch_of(records: Sequence[Record], first_offset: int = 0) -> pa.RecordBatch
     rows = [
         {
             "key": record["key"].encode() if isinstance(record["key"], str) else record["key"],
-            "value": None if record["value"] is None else json.dumps(record["value"]),
+            "value": None if record["value"] is None else json.dumps(record["value"], ensure_ascii=False),
             "timestamp": record["timestamp"],
             "window_start": (record.get("window") or {}).get("start"),
             "window_end": (record.get("window") or {}).get("end"),

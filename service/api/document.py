@@ -28,6 +28,7 @@ ASSETS = "/docs/assets"
 TAGS = [
     {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},
     {"name": "jobs", "description": "Operators over a stream: submit, watch, pause, stop, simulate."},
+    {"name": "stores", "description": "The state of operators, looked up by key, by range, as a whole."},
     {"name": "instances", "description": "Spark applications that run jobs, and the protocol of their slots."},
     {"name": "tokens", "description": "API keys and their roles."},
     {"name": "operations", "description": "Health, metrics and this document."},

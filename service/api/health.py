@@ -16,6 +16,7 @@ from service import metrics
 from service.api.bodies import answer
 from service.auth import Reader
 from service.catalog import overview
+from service.lookups import ping_views
 from service.problems import declared
 from service.streams.errors import StreamError
 
@@ -53,7 +54,7 @@ async def healthz() -> Response:
 
 @router.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
 def readyz(request: Request) -> Response:
-    """Whether jobs can run: database, storage, the service's own loops, at least one live instance."""
+    """Whether jobs can run: database, storage, Redis if it is set, the service's own loops, a live instance."""
     state = request.state
     parts = {
         "database": _probe(lambda: state.catalog.read(overview.live_instances)),
@@ -62,6 +63,8 @@ def readyz(request: Request) -> Response:
         "instances": "not known",
         "intake": "draining" if getattr(request.app.state, "is_draining", False) else "ok",
     }
+    if (redis_url := state.settings.redis_url) is not None:
+        parts["redis"] = _probe(lambda: ping_views(redis_url))
     if parts["database"] == "ok":
         parts["instances"] = "ok" if state.catalog.read(overview.live_instances) else "none is alive"
     is_ready = all(part == "ok" for part in parts.values())

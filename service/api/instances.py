@@ -274,6 +274,7 @@ async def join_instance(request: Request, _: Instance) -> Response:
             "instance_id": row.id,
             "lease_ms": lease_ms,
             "storage_uri": state.settings.storage_uri,
+            "redis_url": state.settings.redis_url,
             "lineage": await run_in_threadpool(lambda: state.catalog.lineage),
         }
     )

@@ -31,7 +31,7 @@ import lmdb
 
 from service.streams.errors import ReplicaDamaged
 
-_MAP_BYTES = 64 << 30  # address space of a sparse map, not disk
+MAP_BYTES = 64 << 30  # address space of a sparse map, not disk
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -230,7 +230,7 @@ def _open(base: Path, folder: Path, lock: int, *, may_lack_tail: bool) -> Enviro
     _write_durably(folder / "open", boot_id())
     env = lmdb.open(
         str(folder),
-        map_size=_MAP_BYTES,
+        map_size=MAP_BYTES,
         max_dbs=3,
         sync=False,  # what a power cut loses is restored from the changelog; writemap was measured slower
         meminit=False,

@@ -4,35 +4,34 @@ It knows how changes become entries and when an entry's time is over; it refuses
 its operator, who committed it and why. Running, catching up and restoring are the same call: `apply`.
 
 entries   store key -> value, as in the changelog, the operator's stream time (OBS_KEY) among them
-expiry    (stream time after which all of a slice of keys are absent, to_offset, slice) -> those keys, packed
+expiry    lists of keys by when they are over (`service.storage.expiry`)
 meta      position: the changelog offset up to which entries are replayed; identity: of which store
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lmdb
-import numpy as np
 import pyarrow as pa
 
 from service.faults import fault_point
-from service.storage import environments
+from service.storage import environments, expiry
 from service.storage.environments import Environment
+from service.storage.expiry import as_list
 from service.storage.segments import Storage
-from service.streams.codec import NEVER, OBS_KEY, expires_after, unpack_obs
-from service.streams.records import CHANGELOG_SCHEMA, Chunk, StoreSpec
+from service.streams.codec import OBS_KEY, unpack_obs
+from service.streams.records import Chunk, StoreSpec
 
-_FORMAT = 1
-_POSITION = b"position"
-_IDENTITY = b"identity"
-_EXPIRY_SLICE_KEYS = 1024  # what one apply looks at, at least, where time has passed
-_ABSENT = b""
+FORMAT = 1
+POSITION = b"position"
+IDENTITY = b"identity"
 
 
 def replica_path(root: Path, instance_id: str, store_id: str, partition: int) -> Path:
@@ -44,6 +43,7 @@ class StoreView:
     """One consistent view of a replica (StateReader); valid inside `Replica.reader`, meant to live under a second."""
 
     def __init__(self, transaction: lmdb.Transaction, position: int) -> None:
+        self._transaction = transaction
         self._get: Callable[..., Any] = transaction.get
         self.position = position
 
@@ -55,6 +55,20 @@ class StoreView:
         """Values in the order of `keys`; sorted keys are read faster. (This loop beats getmulti and a dict 2:1.)"""
         get = self._get
         return [get(key, default) for key in keys]
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries with start <= key < end in the order of their keys, or from the last one down."""
+        cursor: Any  # its types allow for memory views, which nobody asked for
+        with self._transaction.cursor() as cursor:
+            if reverse:
+                is_there = cursor.prev() if cursor.set_range(end) else cursor.last()
+                within = itertools.takewhile(lambda entry: entry[0] >= start, cursor.iterprev() if is_there else ())
+            else:
+                is_there = cursor.set_range(start)
+                within = itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext() if is_there else ())
+            return list(itertools.islice(within, limit))
 
 
 class Replica:
@@ -72,16 +86,16 @@ class Replica:
         What is there is thrown away when it is of another store or lineage, ahead of `end` (the end of its
         changelog), unreadable, or from before a machine restart without a clean close.
         """
-        identity = json.dumps({"format": _FORMAT, "store": store_id, "lineage": lineage}).encode()
+        identity = json.dumps({"format": FORMAT, "store": store_id, "lineage": lineage}).encode()
 
         def is_wanted(environment: Environment) -> bool:
             with environment.transaction(write=False) as tx:
-                is_same = tx.get(_IDENTITY, db=environment.meta) == identity
+                is_same = tx.get(IDENTITY, db=environment.meta) == identity
                 return is_same and (end is None or _position(tx, environment) <= end)
 
         environment = environments.acquire(path, is_wanted)
         with environment.transaction(write=True) as tx:
-            tx.put(_IDENTITY, identity, db=environment.meta)
+            tx.put(IDENTITY, identity, db=environment.meta)
         return cls(environment, store)
 
     def close(self) -> None:
@@ -131,32 +145,22 @@ class Replica:
             self._write(tx, changes)
             fault_point("replay.middle")
             self._note_expiry(tx, to_offset, changes)
-            self._expire(tx, _EXPIRY_SLICE_KEYS + 2 * changes.num_rows)
-            tx.put(_POSITION, struct.pack("<q", to_offset), db=self._environment.meta)
+            self._expire(tx, expiry.SLICE_KEYS + 2 * changes.num_rows)
+            tx.put(POSITION, struct.pack("<q", to_offset), db=self._environment.meta)
         return True
 
     def _write(self, tx: lmdb.Transaction, changes: pa.RecordBatch) -> None:
         deletes = changes.column("value").null_count
         kept = changes.filter(changes.column("value").is_valid()) if deletes else changes
         with tx.cursor() as cursor:
-            cursor.putmulti(zip(_as_list(kept.column("key")), _as_list(kept.column("value")), strict=True))
+            cursor.putmulti(zip(as_list(kept.column("key")), as_list(kept.column("value")), strict=True))
         if deletes:
-            for key in _as_list(changes.filter(changes.column("value").is_null()).column("key")):
+            for key in as_list(changes.filter(changes.column("value").is_null()).column("key")):
                 tx.delete(key)
 
     def _note_expiry(self, tx: lmdb.Transaction, to_offset: int, changes: pa.RecordBatch) -> None:
-        """Remember which keys to look at once stream time has passed them.
-
-        Slices go along the key order: their deletes touch neighbouring pages, and one entry far in the future
-        keeps back no more than its slice.
-        """
-        after = expires_after(self._store, changes)
-        is_mortal = after != NEVER
-        after, keys = after[is_mortal], changes.column("key").filter(pa.array(is_mortal))
-        for start in range(0, len(keys), _EXPIRY_SLICE_KEYS):
-            stop = start + _EXPIRY_SLICE_KEYS
-            list_key = _list_key(int(after[start:stop].max()), to_offset, start)
-            tx.put(list_key, _pack_keys(keys[start:stop]), db=self._environment.expiry)
+        for name, keys in expiry.lists_of(self._store, to_offset, changes):
+            tx.put(name, keys, db=self._environment.expiry)
 
     def _expire(self, tx: lmdb.Transaction, budget_keys: int) -> None:
         """Delete what stream time has passed. The budget is twice what came in, so a backlog always shrinks."""
@@ -164,23 +168,30 @@ class Replica:
         if packed_obs is None:
             return
         obs = unpack_obs(bytes(packed_obs))
+        bound = expiry.due_before(obs)
+        get: Callable[[bytes], Any] = tx.get
         with tx.cursor(db=self._environment.expiry) as lists:
-            while budget_keys > 0 and lists.first() and _expires_after_of(bytes(lists.key())) < obs:
-                keys = _unpack_keys(bytes(lists.value()))
+            while budget_keys > 0 and lists.first() and bytes(lists.key()) < bound:
+                keys = expiry.keys_in(bytes(lists.value()))
                 lists.delete()
-                self._delete_expired(tx, keys, obs)
+                for key in expiry.expired(self._store, obs, keys, [get(key) for key in keys]):
+                    tx.delete(key)
                 budget_keys -= len(keys)
 
-    def _delete_expired(self, tx: lmdb.Transaction, keys: list[bytes], obs: int) -> None:
-        """The entry itself is asked: one that was overwritten since has a later list of its own."""
-        get = tx.get
-        values = pa.array([get(key, _ABSENT) for key in keys], pa.binary())
-        entries = pa.RecordBatch.from_arrays([pa.array(keys, pa.binary()), values], schema=CHANGELOG_SCHEMA)
-        for row in np.flatnonzero(expires_after(self._store, entries) < obs).tolist():
-            tx.delete(keys[row])
+
+class Replayed(Protocol):
+    """A replica of any kind."""
+
+    @property
+    def path(self) -> object: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def apply(self, from_offset: int, to_offset: int, changes: pa.RecordBatch) -> bool: ...
 
 
-def replay(replica: Replica, storage: Storage, chunks: Iterable[Chunk], since: int) -> int:
+def replay(replica: Replayed, storage: Storage, chunks: Iterable[Chunk], since: int) -> int:
     """Bring `replica` forward over the chunks of its changelog that the catalog gave for the offset `since`.
 
     Offsets that no chunk holds carry no changes; chunks that it has already are skipped. Returns its new position.
@@ -199,34 +210,5 @@ def replay(replica: Replica, storage: Storage, chunks: Iterable[Chunk], since: i
 
 
 def _position(tx: lmdb.Transaction, environment: Environment) -> int:
-    packed = tx.get(_POSITION, db=environment.meta)
+    packed = tx.get(POSITION, db=environment.meta)
     return 0 if packed is None else int(struct.unpack("<q", packed)[0])
-
-
-def _as_list(column: pa.Array) -> list[bytes]:
-    values: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()  # half the cost of to_pylist
-    return values
-
-
-def _list_key(after: int, to_offset: int, start: int) -> bytes:
-    """Ordered by time, negative times too; unique, as no range is applied twice."""
-    return struct.pack(">QQI", after + (1 << 63), to_offset, start)
-
-
-def _expires_after_of(list_key: bytes) -> int:
-    return int(struct.unpack_from(">Q", list_key)[0]) - (1 << 63)
-
-
-def _pack_keys(keys: pa.Array) -> bytes:
-    """n, n + 1 ends (uint32 little-endian), then the keys' bytes."""
-    _, ends_buffer, data = keys.buffers()
-    ends = np.frombuffer(ends_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    body = b"" if data is None else data[ends[0] : ends[-1]].to_pybytes()
-    return b"".join([struct.pack("<I", len(keys)), (ends - ends[0]).astype("<i4").tobytes(), body])
-
-
-def _unpack_keys(packed: bytes) -> list[bytes]:
-    count = struct.unpack_from("<I", packed)[0]
-    buffer = pa.py_buffer(packed)
-    body = 4 + 4 * (count + 1)
-    return _as_list(pa.Array.from_buffers(pa.binary(), count, [None, buffer[4:body], buffer[body:]]))

@@ -29,7 +29,8 @@ OBS_KEY: Final = b"\x02obs"
 NEVER: Final = np.iinfo(np.int64).max  # an entry that stream time does not expire
 ABSENT: Final = np.iinfo(np.int64).min  # the timestamp that stands for "no entry" in arrays
 ABSENT_ENTRY: Final = struct.pack("<qq", ABSENT, ABSENT)
-_PLAIN, _HASHED = b"\x00", b"\x01"
+PLAIN: Final = b"\x00"
+HASHED: Final = b"\x01"
 _NO_BYTES = pa.scalar(b"", pa.binary())
 
 
@@ -50,6 +51,11 @@ def pair_identities(keys: pa.Array, ids: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(prefix.cast(pa.binary()), keys, ids, _NO_BYTES)
 
 
+def pair_prefix(key: bytes) -> bytes:
+    """What the identities of all pairs with a key begin with."""
+    return len(key).to_bytes(4) + key
+
+
 def split_pair(identity: bytes) -> tuple[bytes, bytes]:
     """The inverse of `pair_identities` for one."""
     end = 4 + int.from_bytes(identity[:4], "big")
@@ -60,13 +66,13 @@ def store_keys(identities: pa.Array) -> pa.Array:
     """Identities (binary, no nulls) as store keys, in the same order."""
     lengths = pc.binary_length(identities).to_numpy()
     if not len(lengths) or lengths.max() <= MAX_PLAIN_IDENTITY_BYTES:
-        return pc.binary_join_element_wise(pa.scalar(_PLAIN, pa.binary()), identities, _NO_BYTES)
-    return pa.array([_store_key(identity) for identity in identities.to_pylist()], pa.binary())
+        return pc.binary_join_element_wise(pa.scalar(PLAIN, pa.binary()), identities, _NO_BYTES)
+    return pa.array([store_key(identity) for identity in identities.to_pylist()], pa.binary())
 
 
 def identity_of(store_key: bytes) -> bytes | None:
     """The identity in a store key; None when only its hash is known."""
-    return store_key[1:] if store_key[:1] == _PLAIN else None
+    return store_key[1:] if store_key[:1] == PLAIN else None
 
 
 def is_entry(store_key: bytes) -> bool:
@@ -97,15 +103,16 @@ def changelog(keys: pa.Array, values: pa.Array, obs: int | None) -> pa.RecordBat
 
 
 def obs_in(changes: pa.RecordBatch) -> int | None:
-    """The stream time that a batch of changes carries, if it moved: always its last row."""
-    if not changes.num_rows or changes.column(0)[-1].as_py() != OBS_KEY:
-        return None
-    return unpack_obs(changes.column(1)[-1].as_py())
+    """The stream time that a batch of changes carries, if it moved."""
+    row = int(pc.index(changes.column("key"), pa.scalar(OBS_KEY, pa.binary())).as_py())
+    return None if row < 0 else unpack_obs(changes.column("value")[row].as_py())
 
 
 def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
     """For each change the stream time after which its entry is absent; NEVER for deletes and stream time itself."""
     found = np.full(changes.num_rows, NEVER, np.int64)
+    if store.interval_ms is None:
+        return found
     lengths = pc.fill_null(pc.binary_length(changes.column("value")), 0).to_numpy()
     rows = np.flatnonzero(lengths == 16)
     if len(rows):
@@ -122,7 +129,8 @@ def _timestamps(values: pa.Array) -> Int64s:
     return np.frombuffer(body, "<i8", 2 * len(values), start)[::2]
 
 
-def _store_key(identity: bytes) -> bytes:
+def store_key(identity: bytes) -> bytes:
+    """One identity as a store key."""
     if len(identity) <= MAX_PLAIN_IDENTITY_BYTES:
-        return _PLAIN + identity
-    return _HASHED + hashlib.blake2b(identity, digest_size=32).digest()
+        return PLAIN + identity
+    return HASHED + hashlib.blake2b(identity, digest_size=32).digest()

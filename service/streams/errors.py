@@ -5,7 +5,13 @@
     │   ├── InvalidSpec
     │   └── InvalidRecords
     ├── InvalidExpression                     422  the spec layer adds the pointer
-    ├── ExpressionFailed                           at run time, on one row of one batch
+    ├── OperatorFailed                             at run time, on one record: its job can not go on
+    │   ├── ExpressionFailed
+    │   ├── AggregateFailed
+    │   │   ├── AggregateTooLarge
+    │   │   ├── IntegerOverflow
+    │   │   └── AggregatorFailed
+    │   └── SuppressionFull                        a buffer that is to shut down when full
     ├── SegmentUnreadable
     │   ├── SegmentDamaged
     │   └── SegmentMissing
@@ -26,8 +32,12 @@
     │   ├── IllegalTransition
     │   ├── IdempotencyInFlight
     │   ├── SegmentNotPending
+    │   ├── WrongStoreType
+    │   ├── KeyHasNoOwner
     │   └── StaleEpoch
     ├── StaleTag                              412
+    ├── StoreNotReadable                      503  nobody can look into it just now
+    ├── StoreBehind                           503  it is not as fresh as was asked for
     ├── CatalogUnavailable                    503  the outcome is unknown: ask again under the same id
     ├── StorageUnavailable                    503  nothing was stored
     ├── InternalStream                        403
@@ -36,6 +46,7 @@
     ├── BufferFull                            429
     ├── PayloadTooLarge                       413
     ├── UnsupportedMediaType                  415
+    ├── PositionNotOfStore                    422
     ├── KeyNotText                            422  ask for the keys as base64
     └── IdempotencyConflict                   422
 
@@ -106,15 +117,72 @@ class InvalidExpression(StreamError):
         super().__init__(detail)
 
 
-class ExpressionFailed(StreamError):
+class OperatorFailed(StreamError):
+    """An operator can not take a record. `offset` is the source offset of the record, where it is known."""
+
+    code = "operator_failed"
+
+    def __init__(self, operator: str, offset: int | None, detail: str, message: str) -> None:
+        self.operator, self.offset, self.detail = operator, offset, detail
+        super().__init__(message)
+
+
+class ExpressionFailed(OperatorFailed):
     """An expression failed on a record. `row` is its index in the batch at hand, `offset` its source offset."""
 
     code = "expression_failed"
 
     def __init__(self, operator: str, row: int, detail: str, offset: int | None = None) -> None:
-        self.operator, self.row, self.detail, self.offset = operator, row, detail, offset
+        self.row = row
         place = f"row {row}" if offset is None else f"source offset {offset}"
-        super().__init__(f"Operator {operator!r} failed on {place}: {detail}")
+        super().__init__(operator, offset, detail, f"Operator {operator!r} failed on {place}: {detail}")
+
+
+class AggregateFailed(OperatorFailed):
+    """An aggregate can not take a record. `offset` is the source offset of the record, `key` the key, as text."""
+
+    code = "aggregate_failed"
+
+    def __init__(self, operator: str, aggregate: str, key: str, offset: int, detail: str) -> None:
+        self.aggregate, self.key = aggregate, key
+        place = f"on source offset {offset}, key {key!r}"
+        message = f"Operator {operator!r}, aggregate {aggregate!r}, failed {place}: {detail}"
+        super().__init__(operator, offset, detail, message)
+
+
+class AggregateTooLarge(AggregateFailed):
+    """The value of an aggregate is larger than what the store takes."""
+
+    code = "aggregate_too_large"
+
+
+class IntegerOverflow(AggregateFailed):
+    """A sum of integers does not fit 64 bits."""
+
+    code = "integer_overflow"
+
+
+class AggregatorFailed(AggregateFailed):
+    """An installed aggregator raised, or gave a value that is not JSON."""
+
+    code = "aggregator_failed"
+
+
+class SuppressionFull(OperatorFailed):
+    """The buffer of a suppress operator is over its bounds, and the job is to fail then. None is no bound.
+
+    `offset` is the source offset of the record that was too much; it counts in the figures.
+    """
+
+    code = "buffer_full"
+
+    def __init__(
+        self, operator: str, offset: int, records: int, max_records: int | None, size: int, max_bytes: int | None
+    ) -> None:
+        self.records, self.max_records, self.bytes, self.max_bytes = records, max_records, size, max_bytes
+        held = f"{records} records (at most {_bound(max_records)}) and {size} bytes (at most {_bound(max_bytes)})"
+        detail = f"the buffer holds {held}"
+        super().__init__(operator, offset, detail, f"Operator {operator!r} is full at source offset {offset}: {detail}")
 
 
 class SegmentUnreadable(StreamError):
@@ -299,6 +367,56 @@ class StaleEpoch(Conflict):
         super().__init__(message or f"Task {task} is held under another epoch or version")
 
 
+class WrongStoreType(Conflict):
+    """The store is looked up in another way."""
+
+    code = "wrong_store_type"
+
+    def __init__(self, name: str, kind: str, asked_for: str) -> None:
+        self.name, self.kind, self.asked_for = name, kind, asked_for
+        super().__init__(f"Store {name!r} is a {kind} store: it has no {asked_for}")
+
+
+class KeyHasNoOwner(Conflict):
+    """Records of one key come in any partition, so no single task has it."""
+
+    code = "key_has_no_owner"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Store {name!r} is fed by a stream whose partitions were chosen by hand")
+
+
+class StoreNotReadable(StreamError):
+    """No replica of the store can be looked into just now; `reason` says why."""
+
+    code = "store_not_readable"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The store can not be looked into just now: {reason}")
+
+
+class StoreBehind(StreamError):
+    """The store is not as fresh as was asked for, and did not become it in time; `reason` says what it waits for."""
+
+    code = "store_behind"
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"Store {name!r} does not reflect that yet: {reason}")
+
+
+class PositionNotOfStore(StreamError):
+    """The position is not one of a stream that feeds the store, nor of the store itself."""
+
+    code = "invalid_position"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"The position is not one of a stream that feeds the store {name!r}, nor of the store")
+
+
 class StaleTag(StreamError):
     """The resource changed since the caller read it."""
 
@@ -354,7 +472,7 @@ class InstanceGone(StreamError):
 class BufferFull(StreamError):
     """The append buffer is full; `retry_after_s` says when to come back."""
 
-    code = "buffer_full"
+    code = "ingest_buffer_full"
 
     def __init__(self, retry_after_s: int) -> None:
         self.retry_after_s = retry_after_s
@@ -400,3 +518,7 @@ class IdempotencyConflict(StreamError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(f"The Idempotency-Key {key!r} was used with another body")
+
+
+def _bound(bound: int | None) -> str:
+    return "any number" if bound is None else str(bound)

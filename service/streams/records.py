@@ -30,16 +30,24 @@ TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("offset", pa.int64()))
 CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 
+StoreType = Literal["key_value", "session", "window"]
+StoreKind = Literal["deduplicate", "aggregate", "distinct", "suppress"]
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """What a replica must know about a store to keep it: its names, and how its entries expire."""
+    """What a replica must know about a store to keep it: its names, and how its entries expire.
+
+    `interval_ms`: how long, in stream time, an entry lives after its own time (deduplicate: its timestamp; a
+    session: its end; a window: its start); None = until it is deleted.
+    """
 
     name: str
     operator: str
-    type: Literal["key_value"]
+    type: StoreType
     changelog: str
-    kind: Literal["deduplicate"]
-    interval_ms: int
+    kind: StoreKind
+    interval_ms: int | None
 
 
 class ChunkMeta(NamedTuple):
@@ -80,6 +88,14 @@ class StateReader(Protocol):
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: list[bytes], default: bytes) -> list[bytes]: ...
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries with start <= key < end in the order of their keys, the first `limit` of them.
+
+        Reversed: from the last before `end` down.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ def test_a_full_buffer_is_429_and_says_when_to_come_back(service: Serving, write
         pass  # the held bodies are on their way through the sockets
     body = b'{"records":[{"value":"' + b"x" * 50_000 + b'"}]}'
     answer = post(writer, path, body)
-    refused(answer, 429, "buffer_full")
+    refused(answer, 429, "ingest_buffer_full")
     assert int(answer.headers["Retry-After"]) >= 1
     release.set()
     for thread in threads:

@@ -6,22 +6,36 @@ from typing import Annotated
 
 from pydantic import Field
 
+from service.streams.operators.aggregate import Aggregate, AggregateSpec
 from service.streams.operators.deduplicate import (
     Deduplicate,
     DeduplicateByKeySpec,
     DeduplicateByKeyValueSpec,
     DeduplicateSpec,
 )
+from service.streams.operators.distinct import Distinct, DistinctSpec
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.map_values import MapValues, MapValuesSpec
 from service.streams.operators.select_key import SelectKey, SelectKeySpec
 from service.streams.operators.step import OnError, Operator
+from service.streams.operators.suppress import Suppress, SuppressSpec
+from service.streams.operators.upstream import PLAIN, Upstream
 
 OperatorSpec = Annotated[
-    FilterSpec | MapValuesSpec | SelectKeySpec | DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec,
+    FilterSpec
+    | MapValuesSpec
+    | SelectKeySpec
+    | DeduplicateByKeySpec
+    | DeduplicateByKeyValueSpec
+    | DeduplicateSpec
+    | DistinctSpec
+    | AggregateSpec
+    | SuppressSpec,
     Field(discriminator="op"),
 ]
-StatefulSpec = DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec
+StatefulSpec = (
+    DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec | DistinctSpec | AggregateSpec | SuppressSpec
+)
 AVAILABLE = (
     "filter",
     "map_values",
@@ -29,18 +43,30 @@ AVAILABLE = (
     "deduplicate_by_key",
     "deduplicate_by_key_value",
     "deduplicate",
+    "distinct",
+    "aggregate",
+    "suppress",
 )
-PLANNED = ("repartition", "merge", "branch", "distinct", "aggregate", "suppress")
+PLANNED = ("repartition", "merge", "branch")
 
 
-def operator_of(spec: OperatorSpec, name: str, on_error: OnError) -> Operator:
-    """The state machine that runs a specification; `name` is what its errors and dropped records carry."""
+def operator_of(spec: OperatorSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> Operator:
+    """The state machine that runs a specification on what `upstream` makes of the records that reach it.
+
+    `name` is what its errors and dropped records carry.
+    """
     match spec:
         case FilterSpec():
-            return Filter(spec, name, on_error)
+            return Filter(spec, name, on_error, upstream)
         case MapValuesSpec():
-            return MapValues(spec, name, on_error)
+            return MapValues(spec, name, on_error, upstream)
         case SelectKeySpec():
             return SelectKey(spec, name, on_error)
+        case DistinctSpec():
+            return Distinct(spec, name)
+        case AggregateSpec():
+            return Aggregate(spec, name, on_error)
+        case SuppressSpec():
+            return Suppress(spec, name, upstream)
         case _:
             return Deduplicate(spec, name, on_error)

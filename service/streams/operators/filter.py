@@ -1,6 +1,7 @@
 """filter: lets through the records whose condition is true.
 
-It knows a condition; null counts as not true, as in SQL. A record that is let through is unchanged.
+It knows a condition; null counts as not true, as in SQL. A record that is let through is unchanged. Of a table's
+updates none may be missing: one that is not let through becomes a tombstone, and tombstones pass (as in KTable.filter).
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from service.streams.operators.fields import Condition, OperatorName, Spec, admitted
-from service.streams.operators.step import OnError, Step, evaluate_for
+from service.streams.operators.step import OnError, Step, evaluate_for, evaluate_updates
+from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.records import StateReader
 
 
@@ -25,11 +28,19 @@ class FilterSpec(Spec):
 class Filter:
     """Runs a FilterSpec."""
 
-    def __init__(self, spec: FilterSpec, name: str, on_error: OnError) -> None:
-        self.name, self.on_error = name, on_error
+    def __init__(self, spec: FilterSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> None:
+        self.name, self.on_error, self.is_table = name, on_error, upstream.is_table
         self.expressions = {"where": admitted(spec.where)}
 
     def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
-        """Records where the condition is true, in order."""
+        """Records where the condition is true, in order; of a table all, with null values where it is not."""
+        if self.is_table:
+            return self._process_updates(batch)
         done = evaluate_for(self.name, self.expressions, batch, self.on_error)
         return Step(done.rows.filter(done.results.column("where")), dropped=done.dropped)
+
+    def _process_updates(self, batch: pa.RecordBatch) -> Step:
+        done = evaluate_updates(self.name, self.expressions, batch, self.on_error)
+        passes = done.results.column("where").fill_null(False)
+        values = pc.if_else(passes, done.rows.column("value"), None)
+        return Step(done.rows.set_column(1, "value", values), dropped=done.dropped)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from service.streams.errors import ExpressionFailed
 from service.streams.expressions import Expression, evaluate, evaluate_lenient
+from service.streams.operators.closing import CloseReason
 from service.streams.records import Dropped, StateReader
 
 OnError = Literal["fail", "drop"]
+NO_CAUSE: Final = -1  # the source offset of what no record caused
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,17 @@ class Operator(Protocol):
     """A deterministic function of (state, ordered records): how they are cut into batches changes nothing."""
 
     def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step: ...
+
+
+@runtime_checkable
+class Advancing(Operator, Protocol):
+    """An operator whose results also depend on how far time has come, without a record (semantics.md, Idle close)."""
+
+    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+        """What comes out when stream time is moved to `to`, at least; offsets are NO_CAUSE, as no record causes it."""
+
+    def horizon(self, state: StateReader) -> int | None:
+        """The lowest stream time that closes all that is open in its store; None when nothing is, or never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +68,36 @@ def evaluate_for(
             return _evaluate_or_drop(operator, expressions, batch)
         return Evaluated(batch, evaluate(expressions, batch), [])
     except ExpressionFailed as error:
-        offset = batch.column("offset")[error.row].as_py()
-        raise ExpressionFailed(operator, error.row, error.detail, offset) from error
+        cause = batch.column("offset")[error.row].as_py()
+        raise ExpressionFailed(operator, error.row, error.detail, None if cause == NO_CAUSE else cause) from error
+
+
+def evaluate_updates(
+    operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch, on_error: OnError
+) -> Evaluated:
+    """The same for updates of a table: tombstones are not looked at, their results are null."""
+    values = batch.column("value")
+    if not values.null_count:
+        return evaluate_for(operator, expressions, batch, on_error)
+    live = np.flatnonzero(values.is_valid())
+    failed = np.zeros(len(values), np.bool_)
+    if on_error == "drop":
+        results, failed[live] = evaluate_lenient(expressions, batch.take(pa.array(live)))
+    else:
+        results = evaluate_for(operator, expressions, batch.take(pa.array(live)), on_error).results
+    places = np.full(len(values), -1)
+    places[live] = np.arange(len(live))
+    return _without_failed(operator, batch, results.take(pa.array(places, mask=places < 0)), failed)
 
 
 def _evaluate_or_drop(operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch) -> Evaluated:
     results, failed = evaluate_lenient(expressions, batch)
+    return _without_failed(operator, batch, results, failed)
+
+
+def _without_failed(
+    operator: str, batch: pa.RecordBatch, results: pa.RecordBatch, failed: npt.NDArray[np.bool_]
+) -> Evaluated:
     if not failed.any():
         return Evaluated(batch, results, [])
     worked = pa.array(~failed)

@@ -16,9 +16,11 @@ from pydantic import TypeAdapter
 
 from service.streams import clock
 from service.streams.operators import OperatorSpec, operator_of
+from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import OnError, Operator
-from service.streams.records import Dropped, StateReader, as_records
+from service.streams.operators.step import Advancing, OnError, Operator, Step
+from service.streams.overlay import Overlay
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, as_records, empty
 from service.streams.topology.graph import Node, Sink, SubTopology
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
@@ -63,6 +65,38 @@ class Chain:
                 result.changes[store.name] = step.changes
             result.dropped.extend(step.dropped)
             batch = step.forward
+        return self._delivered(batch, result)
+
+    def horizon(self, states: Mapping[str, StateReader]) -> int | None:
+        """The lowest stream time that closes everything that is open in the stores; None when nothing is."""
+        found = [
+            operator.horizon(states[store.name])
+            for store, operator in self._nodes
+            if store is not None and isinstance(operator, Advancing)
+        ]
+        return max((time for time in found if time is not None), default=None)
+
+    def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason) -> ChainResult:
+        """Move the stream time of every operator to `to`, in order: each first gets what those before it let go.
+
+        Offsets of outputs are NO_CAUSE. Operators that do not wait for time (deduplicate) do not take part.
+        """
+        batch, result = empty(TASK_SCHEMA), ChainResult([], [], {}, [], to)
+        for store, operator in self._nodes:
+            state = states[store.name] if store else None
+            step = operator.process(batch, state) if batch.num_rows else Step(batch)
+            changes, batch = step.changes, step.forward
+            result.dropped.extend(step.dropped)
+            if state is not None and isinstance(operator, Advancing):
+                overlay = Overlay(state, changes)
+                then = operator.advance(to, overlay, reason)
+                changes, batch = overlay.merged(then.changes), pa.concat_batches([batch, then.forward])
+                result.dropped.extend(then.dropped)
+            if store and changes is not None:
+                result.changes[store.name] = changes
+        return self._delivered(batch, result)
+
+    def _delivered(self, batch: pa.RecordBatch, result: ChainResult) -> ChainResult:
         for stream, gate in self._sinks:
             self._deliver(batch, stream, gate, result)
         return result
@@ -78,7 +112,7 @@ class Chain:
 
 
 def _operator(node: Node, on_error: OnError) -> Operator:
-    return operator_of(_SPECS.validate_python(node.spec), node.name, on_error)
+    return operator_of(_SPECS.validate_python(node.spec), node.name, on_error, node.upstream)
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

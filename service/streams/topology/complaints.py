@@ -34,7 +34,6 @@ _WORDS = {
     "too_short": "must have at least {min_length} item(s), has {actual_length}",
     "too_long": "must have at most {max_length} items, has {actual_length}",
     "literal_error": "must be one of {expected}",
-    "union_tag_not_found": "is required: one of " + ", ".join(AVAILABLE),
 }
 
 
@@ -52,19 +51,25 @@ def _pointer(finding: ErrorDetails) -> str:
     place = list(finding["loc"])
     if len(place) > 2 and place[0] == "operators":
         del place[2]  # the operator's tag
+        if len(place) > 3 and place[2] == "window":
+            del place[3]  # the window's
     elif len(place) > 1 and place[0] in _CHOICES:
         del place[1]
     if place and place[-1] == "[key]":
         place.pop()
     if finding["type"] in {"union_tag_invalid", "union_tag_not_found"}:
-        place.append("op")
+        place.append(finding["ctx"]["discriminator"].strip("'"))
     return pointer(*place)
 
 
 def _detail(finding: ErrorDetails) -> str:
     context: dict[str, Any] = finding.get("ctx", {})
     if finding["type"] == "union_tag_invalid":
-        return _unknown_operator(context["tag"])
+        is_operator = context["discriminator"] == "'op'"
+        return _unknown_operator(context["tag"]) if is_operator else f"must be one of {context['expected_tags']}"
+    if finding["type"] == "union_tag_not_found":
+        is_operator = context["discriminator"] == "'op'"
+        return "is required: one of " + ", ".join(AVAILABLE) if is_operator else "is required"
     if finding["type"] == "millrace":
         return str(context["detail"])
     words = _WORDS.get(finding["type"])

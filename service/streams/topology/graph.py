@@ -13,18 +13,26 @@ from pydantic import TypeAdapter
 
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import OperatorSpec, StatefulSpec
-from service.streams.records import StoreSpec
+from service.streams.operators.aggregate import AggregateSpec
+from service.streams.operators.distinct import DistinctSpec
+from service.streams.operators.suppress import SuppressSpec
+from service.streams.operators.upstream import PLAIN, Upstream, upstreams
+from service.streams.operators.windows import SessionWindow, SlidingWindow, TimeWindow, kept_ms
+from service.streams.records import StoreKind, StoreSpec, StoreType
 from service.streams.topology.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator: the name that errors and dropped records carry, its specification (JSON) and its store."""
+    """One operator: the name that errors and dropped records carry, its specification (JSON), its store, and what
+    the operators before it make of its records.
+    """
 
     name: str
     op: str
     spec: dict[str, Any]
     store: StoreSpec | None = None
+    upstream: Upstream = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +95,53 @@ def compile(  # noqa: A001 - it is what it does
     """
     if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
         raise InvalidSpec(found)
-    nodes = [_node(spec.name, i, operator) for i, operator in enumerate(spec.operators)]
+    reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
+    nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
     sinks = [Sink(sink.stream, sink.where) for sink in spec.sinks]
     dropped = f"{spec.name}-dropped" if spec.keep_dropped else None
     return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
 
 
-def _node(job: str, position: int, operator: OperatorSpec) -> Node:
+def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -> Node:
     name = operator.name or f"{operator.op}-{position}"
     store = _store(job, operator) if isinstance(operator, StatefulSpec) else None
-    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store)
+    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store, upstream)
 
 
 def _store(job: str, operator: StatefulSpec) -> StoreSpec:
     name = f"{job}-{operator.name}"
+    kind, type_, interval_ms = _kept(operator)
     return StoreSpec(
         name=name,
         operator=operator.name,
-        type="key_value",
+        type=type_,
         changelog=f"{name}-changelog",
-        kind="deduplicate",
-        interval_ms=operator.interval_ms,
+        kind=kind,
+        interval_ms=interval_ms,
     )
+
+
+def _kept(operator: StatefulSpec) -> tuple[StoreKind, StoreType, int | None]:
+    """What a store holds, how it is looked up, and how long its entries live after their time."""
+    match operator:
+        case SuppressSpec():
+            return "suppress", "key_value", None
+        case DistinctSpec(window=window):
+            return "distinct", _store_type(window), kept_ms(window)
+        case AggregateSpec(window=window):
+            return "aggregate", _store_type(window), None if window is None else kept_ms(window)
+        case _:
+            return "deduplicate", "key_value", operator.interval_ms
+
+
+def _store_type(window: TimeWindow | SlidingWindow | SessionWindow | None) -> StoreType:
+    match window:
+        case None:
+            return "key_value"
+        case SessionWindow():
+            return "session"
+        case _:
+            return "window"
 
 
 def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:

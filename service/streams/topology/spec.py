@@ -15,6 +15,8 @@ from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import OperatorSpec
 from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, Spec, StreamName
 from service.streams.operators.step import OnError
+from service.streams.operators.suppress import SuppressSpec
+from service.streams.operators.upstream import upstreams
 from service.streams.topology.complaints import complaints
 
 MAX_OPERATORS = 64
@@ -131,6 +133,19 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
+    yield from _never_closing(spec)
+
+
+def _never_closing(spec: JobSpec) -> Iterator[Problem]:
+    """A suppress that waits for windows to close needs a windowed aggregate before it (KIP-328)."""
+    reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
+    for i, (operator, upstream) in enumerate(zip(spec.operators, reaching, strict=True)):
+        is_final = isinstance(operator, SuppressSpec) and operator.until == "window_closes"
+        if is_final and not (upstream.is_table and upstream.window):
+            yield Problem(
+                f"/operators/{i}/until",
+                "window_closes is only defined after a windowed aggregate, with no select_key in between",
+            )
 
 
 def _repeated(names: list[str] | list[str | None], pointer: str, noun: str) -> Iterator[Problem]:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.storage import replica as replica_module
+from service.storage import expiry
 from service.storage.replica import Replica, replay
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import codec
 from service.streams.errors import SegmentMissing
-from service.streams.records import Chunk
+from service.streams.records import Chunk, StoreSpec
 from tests.unit.storage.replicas import INTERVAL_MS, changes, content, held_keys, key, open_replica, value
 
 
@@ -220,7 +220,7 @@ def test_times_below_zero_and_at_the_end_of_time(replica: Replica) -> None:
 
 
 def test_a_far_future_entry_keeps_back_only_its_slice(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "_EXPIRY_SLICE_KEYS", 10)
+    monkeypatch.setattr(expiry, "SLICE_KEYS", 10)
     replica.apply(0, 40, changes({key(n): 10**12 if n == 25 else 1_000 for n in range(40)}, obs=1_000))
     for n in range(40, 45):
         replica.apply(n, n + 1, changes({}, obs=10_000))
@@ -230,7 +230,7 @@ def test_a_far_future_entry_keeps_back_only_its_slice(replica: Replica, monkeypa
 def test_one_apply_looks_at_a_bounded_number_and_later_ones_finish_it(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "_EXPIRY_SLICE_KEYS", 10)
+    monkeypatch.setattr(expiry, "SLICE_KEYS", 10)
     replica.apply(0, 100, changes({key(n): 1_000 for n in range(100)}, obs=1_000))
     left = []
     for n in range(100, 106):
@@ -240,7 +240,7 @@ def test_one_apply_looks_at_a_bounded_number_and_later_ones_finish_it(
 
 
 def test_a_backlog_shrinks_under_full_load(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "_EXPIRY_SLICE_KEYS", 10)
+    monkeypatch.setattr(expiry, "SLICE_KEYS", 10)
     replica.apply(0, 300, changes({key(n): 0 for n in range(300)}, obs=0))
     sizes = []
     for round_ in range(1, 6):  # each round expires what the round before brought, and brings as much again
@@ -252,7 +252,12 @@ def test_a_backlog_shrinks_under_full_load(replica: Replica, monkeypatch: pytest
 
 def test_nothing_is_looked_at_before_its_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
-    monkeypatch.setattr(Replica, "_delete_expired", lambda self, tx, keys, obs: looked_at.append(len(keys)))
+
+    def look(store: StoreSpec, obs: int, keys: list[bytes], values: list[bytes | None]) -> list[bytes]:
+        looked_at.append(len(keys))
+        return []
+
+    monkeypatch.setattr(expiry, "expired", look)
     for n in range(20):
         replica.apply(n, n + 1, changes({key(n): 1_000 + n}, obs=1_000 + n))
     assert looked_at == []
@@ -359,3 +364,20 @@ def test_a_range_that_another_thread_has_applied_is_not_applied_again(replica: R
 def test_chunks_from_beyond_its_position_are_refused(replica: Replica, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stands at 0, before the chunks from 5 on"):
         replay(replica, open_storage(str(tmp_path)), [], since=5)
+
+
+def test_a_scan_gives_a_range_in_order_and_backwards(tmp_path):
+    replica = open_replica(tmp_path)
+    replica.apply(0, 5, changes({key(number): number for number in range(5)}))
+    with replica.reader() as view:
+        found = view.scan(key(1), key(4))
+        assert found == [(key(number), value(number)) for number in (1, 2, 3)]
+        assert view.scan(key(1), key(4), reverse=True) == found[::-1]
+        assert view.scan(key(1), key(4), 2) == found[:2]
+        assert view.scan(key(1), key(4), 2, reverse=True) == found[:0:-1]
+        assert view.scan(key(1), key(4), 0) == []
+        assert view.scan(key(4), b"\xff") == [(key(4), value(4))]
+        assert view.scan(key(3), b"\xff", 1, reverse=True) == [(key(4), value(4))]
+        assert view.scan(b"\xff", b"\xff\xff", reverse=True) == view.scan(b"", key(0)) == []
+        assert view.scan(key(3), key(1)) == []
+    replica.close()

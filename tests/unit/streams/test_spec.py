@@ -144,7 +144,7 @@ def test_intervals_are_non_negative_64_bit_integers(interval_ms):
 
 
 def test_unknown_and_missing_operators_are_told_apart():
-    found = problems({**JOB, "operators": [{"op": "window"}, {"op": "aggregate", "name": "n"}, {}, 7]})
+    found = problems({**JOB, "operators": [{"op": "window"}, {"op": "repartition", "name": "n"}, {}, 7]})
     assert list(found) == ["/operators/0/op", "/operators/1/op", "/operators/2/op", "/operators/3"]
     assert "is not an operator" in found["/operators/0/op"]
     assert "is not available yet" in found["/operators/1/op"]

@@ -1,0 +1,163 @@
+"""Replicas of other processes on this machine, read where they lie (LMDB allows it).
+
+It knows how to find the best one of a store's partition and when to look again; it refuses to write, to begin a
+replica, and to keep one open that has been deleted. It belongs to one thread: readers live as long as one answer.
+
+A replica that was restored anew has another folder; the former one may lie there for a while. Every one that can be
+trusted is a state that the store once had, so the one that is furthest is the best, whoever has it open, or nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from service.storage.environments import MAP_BYTES, boot_id
+from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
+
+LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
+UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
+
+
+class ReplicaMissing(Exception):
+    """No replica of this partition of the store can be read here."""
+
+
+@dataclass(slots=True)
+class _Opened:
+    """One life of a replica, open to be read."""
+
+    folder: Path
+    file_id: tuple[int, int]
+    env: lmdb.Environment
+    entries: lmdb._Database
+    meta: lmdb._Database
+    instance_id: str
+
+    @contextmanager
+    def view(self) -> Iterator[StoreView]:
+        with self.env.begin(db=self.entries) as tx:
+            packed = tx.get(POSITION, db=self.meta)
+            yield StoreView(tx, 0 if packed is None else struct.unpack("<q", packed)[0])
+
+    @property
+    def position(self) -> int:
+        with self.view() as view:
+            return view.position
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a partition of a store: the lives that are open here, and when they were looked for."""
+
+    lives: dict[Path, _Opened]
+    best: _Opened | None = None
+    looked_s: float = 0.0
+
+    def close(self) -> None:
+        for life in self.lives.values():
+            life.env.close()
+
+
+class ReplicasInPlace:
+    """The one registry of a process: an environment is opened once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[tuple[str, int, str], _Known] = {}
+        self._tidied_s = time.monotonic()
+
+    @contextmanager
+    def reader(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, str]]:
+        """A consistent view of a partition, and the id of the instance whose replica it is. Raises ReplicaMissing."""
+        best = self._best(store_id, partition, lineage)
+        with best.view() as view:
+            yield view, best.instance_id
+
+    def size(self, store_id: str, partition: int, lineage: str) -> tuple[int, int]:
+        """Entries of the best replica, those of indexes and expired ones included, and its bytes on disk."""
+        best = self._best(store_id, partition, lineage)
+        with best.env.begin(db=best.entries) as tx:
+            entries = int(tx.stat(best.entries)["entries"])
+        return entries, (best.folder / "data.mdb").stat().st_blocks * 512
+
+    def close(self) -> None:
+        """Close all."""
+        for known in self._known.values():
+            known.close()
+        self._known.clear()
+
+    def _best(self, store_id: str, partition: int, lineage: str) -> _Opened:
+        known = self._known.setdefault((store_id, partition, lineage), _Known({}))
+        now_s = time.monotonic()
+        if known.best is None or now_s - known.looked_s > LOOK_AGAIN_S:
+            known.looked_s = now_s
+            self._look(known, store_id, partition, lineage)
+            self._close_unused(now_s)
+        if known.best is None:
+            raise ReplicaMissing(f"{store_id}/{partition}")
+        return known.best
+
+    def _close_unused(self, now_s: float) -> None:
+        if now_s - self._tidied_s > UNUSED_S:
+            self._tidied_s = now_s
+            for key in [key for key, known in self._known.items() if now_s - known.looked_s > UNUSED_S]:
+                self._known.pop(key).close()
+
+    def _look(self, known: _Known, store_id: str, partition: int, lineage: str) -> None:
+        """Open what is new, close what is gone, choose the furthest."""
+        there = dict(_lives(self._root, store_id, partition))
+        for folder, life in list(known.lives.items()):
+            if there.get(folder) != life.file_id or not _is_trusted(folder):
+                known.lives.pop(folder).env.close()
+        for folder, file_id in there.items():
+            if folder not in known.lives and _is_trusted(folder):
+                opened = _open(folder, file_id, store_id, lineage)
+                if opened is not None:
+                    known.lives[folder] = opened
+        known.best = max(known.lives.values(), key=lambda life: life.position, default=None)
+
+
+def _lives(root: Path, store_id: str, partition: int) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Every life of the partition's replicas of all instances, with the id of its file."""
+    for base in root.glob(f"*/{store_id}/{partition}"):
+        for folder in base.iterdir():
+            try:
+                found = (folder / "data.mdb").stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            yield folder, (found.st_dev, found.st_ino)
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Closed cleanly, or open since this machine was started; another mark says damage, or a crash of the machine."""
+    try:
+        return (folder / "open").read_text() == boot_id()
+    except FileNotFoundError:
+        return True
+
+
+def _open(folder: Path, file_id: tuple[int, int], store_id: str, lineage: str) -> _Opened | None:
+    """None: it is of another lineage, or not made yet."""
+    try:
+        env = lmdb.open(str(folder), map_size=MAP_BYTES, max_dbs=3, readonly=True, create=False, readahead=False)
+    except lmdb.Error:
+        return None
+    try:
+        entries, meta = (env.open_db(name, create=False) for name in (b"entries", b"meta"))
+        with env.begin(db=meta) as tx:
+            identity = json.loads(tx.get(IDENTITY) or b"{}")
+    except lmdb.Error:
+        env.close()
+        return None
+    if identity != {"format": FORMAT, "store": store_id, "lineage": lineage}:
+        env.close()
+        return None
+    return _Opened(folder, file_id, env, entries, meta, folder.parts[-4])

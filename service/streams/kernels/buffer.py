@@ -1,0 +1,154 @@
+"""The buffer of suppress at work, record by record: put, evict what is due, then evict what is too much (KIP-328).
+
+Loops over arrays, nothing else. Entries are dense ids; a heap keeps those that are buffered in (time, rank) order.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+ABSENT = np.int64(np.iinfo(np.int64).min)  # the buffer time that means "not buffered"
+STORED = np.int64(-1)  # the source of a value that lies in the store
+NEEDS_MORE = np.int64(-1)  # an entry that was not loaded may be the head
+FULL = np.int64(-2)
+
+_BYTES = nb.types.Array(nb.uint8, 1, "C", readonly=True)  # Arrow buffers are read-only
+_ENDS = nb.types.Array(nb.int32, 1, "C", readonly=True)
+_INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
+
+
+@nb.njit(nb.void(_BYTES, _ENDS, nb.int64[::1]), cache=True)
+def compact_lengths(data, offsets, out):  # type: ignore[no-untyped-def]
+    """out[i] = bytes of the JSON text data[offsets[i]:offsets[i + 1]] without the white space between its tokens."""
+    for i in range(len(out)):
+        length = offsets[i + 1] - offsets[i]
+        in_string = False
+        skip = False
+        for j in range(offsets[i], offsets[i + 1]):
+            byte = data[j]
+            if skip:
+                skip = False
+            elif byte == 0x22:
+                in_string = not in_string
+            elif in_string:
+                skip = byte == 0x5C
+            elif byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09:
+                length -= 1
+        out[i] = length
+
+
+@nb.njit(nb.bool_(nb.int64, nb.int64, nb.int64[::1]), cache=True)
+def precedes(a, b, times):  # type: ignore[no-untyped-def]
+    """Whether entry a leaves before entry b."""
+    return times[a] < times[b] or (times[a] == times[b] and a < b)
+
+
+@nb.njit(nb.void(nb.int64[::1], nb.int64, nb.int64, nb.int64[::1]), cache=True)
+def push(heap, size, one, times):  # type: ignore[no-untyped-def]
+    """Add entry `one` to the heap of `size` entries."""
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        if not precedes(one, heap[parent], times):
+            break
+        heap[at] = heap[parent]
+        at = parent
+    heap[at] = one
+
+
+@nb.njit(nb.void(nb.int64[::1], nb.int64, nb.int64[::1]), cache=True)
+def pop(heap, size, times):  # type: ignore[no-untyped-def]
+    """Remove the head of the heap of `size` entries."""
+    last = heap[size - 1]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size - 1:
+            break
+        if child + 1 < size - 1 and precedes(heap[child + 1], heap[child], times):
+            child += 1
+        if not precedes(heap[child], last, times):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = last
+
+
+@nb.njit(nb.bool_(nb.int64[::1], nb.int64, nb.int64[::1], _INT64S), cache=True)
+def is_before(heap, size, times, known):  # type: ignore[no-untyped-def]
+    """Whether the head of the heap leaves before all that comes after (time, id) = known."""
+    if size == 0:
+        return False
+    head = heap[0]
+    return times[head] < known[0] or (times[head] == known[0] and head <= known[1])
+
+
+@nb.njit(
+    nb.int64(
+        _INT64S,
+        _INT64S,
+        _INT64S,
+        _INT64S,
+        nb.int64[::1],
+        nb.int64[::1],
+        nb.int64[::1],
+        nb.int64[::1],
+        _INT64S,
+        nb.bool_,
+        _INT64S,
+        nb.int64[:, ::1],
+    ),
+    cache=True,
+)
+def suppress(  # type: ignore[no-untyped-def]
+    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out
+):
+    """Feed the rows. Row i updates entry ids[i] (none if negative), with buffer time first_times[i] if it is new, to
+    hold sizes[i] bytes. Then entries leave, lowest (time, id) first, while their time is at most due[i]; and while the
+    buffer is over its bounds (records, bytes), or that is where it stops when it may not emit early.
+
+    Per entry, read and written: times (ABSENT = not buffered), held (bytes), sources (the row that its value comes
+    from, or STORED). totals (records, bytes) counts entries that were not loaded, too: these come after (time, id) =
+    known, and are not due in any row. out[:, k] = (row at which it left, entry, source) of the k-th that leaves.
+    Returns how many left; NEEDS_MORE; or FULL - row, totals telling how full.
+    """
+    heap = np.empty(len(times), np.int64)
+    size = 0
+    for one in range(len(times)):
+        if times[one] != ABSENT:
+            push(heap, size, one, times)
+            size += 1
+    left = 0
+    for row in range(len(ids)):
+        one = ids[row]
+        if one >= 0:
+            if times[one] == ABSENT:
+                times[one] = first_times[row]
+                held[one] = 0
+                totals[0] += 1
+                push(heap, size, one, times)
+                size += 1
+            totals[1] += sizes[row] - held[one]
+            held[one] = sizes[row]
+            sources[one] = row
+        while True:
+            is_over = totals[0] > bounds[0] or totals[1] > bounds[1]
+            is_due = size > 0 and times[heap[0]] <= due[row]
+            if not is_due and not (is_over and is_early):
+                break
+            if not is_due and totals[0] > size and not is_before(heap, size, times, known):
+                return NEEDS_MORE
+            head = heap[0]
+            pop(heap, size, times)
+            size -= 1
+            out[0, left] = row
+            out[1, left] = head
+            out[2, left] = sources[head]
+            left += 1
+            totals[0] -= 1
+            totals[1] -= held[head]
+            times[head] = ABSENT
+        if is_over:
+            return FULL - row
+    return left

@@ -1,0 +1,299 @@
+"""aggregate: what is computed of the records of a key, for ever or per window, at every update or once at the end.
+
+It knows when results go on and as what (semantics.md); who belongs together is up to `into_…`, what is computed to
+`functions`. It refuses to know batches: every cut of the input gives the same output, but for `last_per_batch`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, ValidationInfo, field_validator
+
+from service.streams import codec, store_keys
+from service.streams.kernels import windows as kernel
+from service.streams.operators.aggregates import Aggregates, State, taken
+from service.streams.operators.aggregators import aggregator_named, has_merger
+from service.streams.operators.closing import CloseReason, say_why
+from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
+from service.streams.operators.functions import Events, FunctionSpec
+from service.streams.operators.grouping import Changes, Feed, Flags, Gathered, Gatherer, Int64s, TooMany
+from service.streams.operators.into_sessions import IntoSessions
+from service.streams.operators.into_sliding_windows import IntoSlidingWindows
+from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, stream_time
+from service.streams.operators.map_values import FieldName
+from service.streams.operators.step import NO_CAUSE, Evaluated, OnError, Step, evaluate_for
+from service.streams.operators.windows import (
+    SessionWindow,
+    SlidingWindow,
+    WindowSpec,
+    closing_delay_ms,
+)
+from service.streams.overlay import Overlay
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
+
+_NOT_SAID = np.int32(-1)
+_LAST_END_KEY: Final = b"\x02last"  # of all windows that ever were the highest end
+
+
+class AggregateSpec(Spec):
+    """`{"op": "aggregate", "name", "window", "aggregates": {name: {"fn", "of"?}}, "emit", "updates"}`"""
+
+    op: Literal["aggregate"]
+    name: OperatorName
+    window: WindowSpec | None = None
+    aggregates: Annotated[dict[FieldName, FunctionSpec], Field(min_length=1, max_length=256)]
+    emit: Literal["on_update", "on_window_close"] = "on_update"
+    updates: Literal["every", "last_per_batch"] = "every"
+
+    @field_validator("aggregates")
+    @classmethod
+    def _can_merge(cls, given: dict[str, FunctionSpec], info: ValidationInfo) -> dict[str, FunctionSpec]:
+        if isinstance(info.data.get("window"), SessionWindow):
+            for name, function in given.items():
+                if function.fn == "custom" and not has_merger(aggregator_named(function.aggregator or "")):
+                    raise problem(f"{name}: the aggregator {function.aggregator!r} has no merger, which sessions need")
+        return given
+
+    @field_validator("emit")
+    @classmethod
+    def _has_a_window_to_close(cls, emit: str, info: ValidationInfo) -> str:
+        if emit == "on_window_close" and "window" in info.data and info.data["window"] is None:
+            raise problem("on_window_close needs a window")
+        return emit
+
+
+class Aggregate:
+    """Runs an AggregateSpec."""
+
+    def __init__(self, spec: AggregateSpec, name: str, on_error: OnError) -> None:
+        self.name, self.on_error, self.window = name, on_error, spec.window
+        self.is_final, self.is_net = spec.emit == "on_window_close", spec.updates == "last_per_batch"
+        self.is_session = isinstance(spec.window, SessionWindow)
+        self.is_end_inclusive = isinstance(spec.window, SessionWindow | SlidingWindow)
+        self.delay_ms = 0 if spec.window is None else closing_delay_ms(spec.window)
+        self.takes_null_values = spec.window is not None and not isinstance(spec.window, SlidingWindow)
+        self.aggregates = Aggregates(name, spec.aggregates, has_stamps=not self.is_session)
+        self.gatherer = _gatherer(spec, self.aggregates)
+
+    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+        """The updates of records in order, or the results of the windows that they close.
+
+        Raises ExpressionFailed and AggregateFailed with the record.
+        """
+        if state is None:
+            raise TypeError(f"{self.name} keeps state")
+        try:
+            return self._process(batch, state)
+        except TooMany:
+            return self._halved(batch, state)
+
+    def _halved(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+        """The same as two batches, as every cut comes to the same."""
+        half = batch.num_rows // 2
+        first = self.process(batch.slice(0, half), state)
+        overlay = Overlay(state, first.changes)
+        then = self.process(batch.slice(half), overlay)
+        forward = pa.concat_batches([first.forward, then.forward])
+        return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped)
+
+    def _process(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+        rows, dropped = self._admitted(batch)
+        done = self._evaluated(rows)
+        keyed = Keyed.of(self.name, done.rows, state)
+        return self._run(keyed, done.results, state, keyed.now, "stream_time", [*dropped, *done.dropped])
+
+    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+        """The results of the windows that are closed when stream time is moved to `to`; no record causes it."""
+        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
+        results = self._evaluated(keyed.rows).results
+        return self._run(keyed, results, state, max(keyed.before, to), reason, [])
+
+    def horizon(self, state: StateReader) -> int | None:
+        """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
+        now = stream_time(state)
+        packed = state.get(_LAST_END_KEY)
+        if self.window is None or packed is None:
+            return None
+        time = codec.unpack_obs(packed) + self.delay_ms + self.is_end_inclusive
+        return time if now < time <= MAX_INT64 else None
+
+    def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
+        """The records that pass the null check: only these are looked at, and move stream time."""
+        checks = [("key", "null_key")] + ([] if self.takes_null_values else [("value", "null_value")])
+        dropped = []
+        for column, reason in checks:
+            found = batch.column(column)
+            if found.null_count:
+                dropped.append(Dropped(self.name, reason, batch.filter(found.is_null())))
+                batch = batch.filter(found.is_valid())
+        return batch, dropped
+
+    def _evaluated(self, rows: pa.RecordBatch) -> Evaluated:
+        """What the functions take of each record. The timestamps stand by, as a batch without columns has no rows."""
+        if self.aggregates.expressions and rows.num_rows:
+            return evaluate_for(self.name, self.aggregates.expressions, rows, self.on_error)
+        kinds = {name: expression.type_of() for name, expression in self.aggregates.expressions.items()}
+        if not kinds:
+            return Evaluated(rows, rows.select(["timestamp"]), [])
+        return Evaluated(
+            rows, pa.RecordBatch.from_arrays([pa.array([], kind) for kind in kinds.values()], list(kinds)), []
+        )
+
+    def _run(
+        self,
+        keyed: Keyed,
+        results: pa.RecordBatch,
+        state: StateReader,
+        after: int,
+        reason: CloseReason,
+        dropped: list[Dropped],
+    ) -> Step:
+        """Records, and then time alone: up to `after`. `results` are those of the expressions."""
+        time = RecordTime.of(keyed, state)
+        is_kept = keyed.keys.is_valid()
+        rows, running, by_records, results = _kept(is_kept, keyed.rows, keyed.running, time.running, results)
+        gathered = self.gatherer.gather(Feed(rows, running, keyed.before, after), state)
+        said = _Said.all_of(gathered, is_final=self.is_final, is_net=self.is_net)
+        inputs = self.aggregates.inputs(results, rows)
+        out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
+        forward = self._closings(keyed, gathered, reason) if self.is_final else self._updates(rows, gathered, said, out)
+        changes = [
+            *gathered.writer.changes(self.aggregates.stored(gathered.state)),
+            *time.changes(after),
+            *_last_end(gathered, state),
+        ]
+        late = self._late(rows, gathered, by_records)
+        return Step(
+            forward,
+            store_keys.changelog(changes, after if after != keyed.before else None),
+            [*dropped, *keyed.dropped, *late],
+        )
+
+    def _updates(self, rows: pa.RecordBatch, gathered: Gathered, said: _Said, out: State) -> pa.RecordBatch:
+        """The updates that are said (TASK_SCHEMA): new values and tombstones."""
+        updates, causes = gathered.updates, pa.array(gathered.updates.rows[said.kept])
+        slots, ends = updates.slots[said.kept], updates.ends[said.kept]
+        values = self.aggregates.values(out)
+        if len(values) < len(slots):
+            values = values.take(pa.array(said.places, mask=said.places < 0))
+        no_headers = pa.nulls(len(slots), pa.utf8())
+        return self._records(
+            gathered.keys.plain.take(pa.array(gathered.slot_keys[slots])),
+            values,
+            ends if self.is_session else out[0][0],
+            updates.starts[said.kept],
+            ends,
+            no_headers if self.is_session else rows.column("headers").take(causes),
+            rows.column("offset").take(causes),
+        )
+
+    def _closings(self, keyed: Keyed, gathered: Gathered, reason: CloseReason) -> pa.RecordBatch:
+        """The results of windows that closed (TASK_SCHEMA), by the record that moved stream time past their close."""
+        closed = gathered.closed
+        state, ends = taken(gathered.state, closed), gathered.ends[closed]
+        causes = np.searchsorted(keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left")
+        offsets = np.append(keyed.rows.column("offset").to_numpy(), NO_CAUSE)[causes]
+        return self._records(
+            gathered.keys.plain.take(pa.array(gathered.slot_keys[closed])),
+            self.aggregates.values(self.aggregates.results(state)),
+            ends if self.is_session else state[0][0],
+            gathered.starts[closed],
+            ends,
+            say_why(pa.nulls(len(closed), pa.utf8()), reason),
+            pa.array(offsets),
+        )
+
+    def _records(
+        self,
+        keys: pa.Array,
+        values: pa.Array,
+        stamps: Int64s,
+        starts: Int64s,
+        ends: Int64s,
+        headers: pa.Array,
+        offsets: pa.Array,
+    ) -> pa.RecordBatch:
+        no_window = [pa.nulls(len(keys), pa.int64())] * 2
+        window = no_window if self.window is None else [pa.array(starts), pa.array(ends)]
+        return pa.RecordBatch.from_arrays(
+            [keys, values, pa.array(stamps), *window, headers, offsets], schema=TASK_SCHEMA
+        )
+
+    def _late(self, rows: pa.RecordBatch, gathered: Gathered, by_records: Int64s) -> list[Dropped]:
+        """Records that came too late, once per window; those that only idle close or flush made late say so."""
+        if not len(gathered.dropped):
+            return []
+        closes = by_records[gathered.dropped] - self.delay_ms
+        ends = gathered.dropped_ends
+        would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
+        everyone = np.ones(len(ends), np.bool_)
+        return dropped_late(self.name, rows.take(pa.array(gathered.dropped)), everyone, would_be_open)
+
+
+class _Said:
+    """Which updates go on: `kept` of all; per kept one the place of its value (below 0: a tombstone); the events,
+    which copy out these `count` values.
+    """
+
+    def __init__(self, gathered: Gathered, kept: Flags) -> None:
+        of_events = gathered.updates.events[kept]
+        is_value = of_events >= 0
+        self.kept, self.count = kept, int(is_value.sum())
+        self.places = np.where(is_value, np.cumsum(is_value) - 1, -1)
+        outs = np.full(len(gathered.kinds), -1, np.int32)
+        outs[of_events[is_value]] = np.arange(self.count, dtype=np.int32)
+        self.events = Events(gathered.kinds, gathered.slots, gathered.others, outs)
+
+    @classmethod
+    def all_of(cls, gathered: Gathered, *, is_final: bool, is_net: bool) -> _Said:
+        """What an operator says: nothing before windows close; the net change of the batch; or every update."""
+        updates = gathered.updates
+        if is_final:
+            return cls(gathered, np.zeros(len(updates.rows), np.bool_))
+        kept = np.ones(len(updates.rows), np.bool_)
+        if is_net:
+            kernel.net(
+                updates.slots,
+                updates.starts,
+                updates.ends,
+                updates.events,
+                gathered.was_starts,
+                gathered.was_ends,
+                kept,
+            )
+        return cls(gathered, kept)
+
+
+def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:
+    is_final = spec.emit == "on_window_close"
+    match spec.window:
+        case None:
+            return IntoTable(aggregates)
+        case SessionWindow():
+            return IntoSessions(aggregates, spec.window, is_final=is_final)
+        case SlidingWindow():
+            return IntoSlidingWindows(aggregates, spec.window, is_final=is_final)
+        case window:
+            return IntoTimeWindows(aggregates, window, is_final=is_final)
+
+
+def _kept(
+    is_kept: pa.BooleanArray, rows: pa.RecordBatch, running: Int64s, by_records: Int64s, results: pa.RecordBatch
+) -> tuple[pa.RecordBatch, Int64s, Int64s, pa.RecordBatch]:
+    """The same of the rows whose key can be stored."""
+    if is_kept.false_count == 0:
+        return rows, running, by_records, results
+    flags = is_kept.to_numpy(zero_copy_only=False)
+    return rows.filter(is_kept), running[flags], by_records[flags], results.filter(is_kept)
+
+
+def _last_end(gathered: Gathered, state: StateReader) -> Changes:
+    """The highest end of a window, where it rose."""
+    packed, ends = state.get(_LAST_END_KEY), gathered.updates.ends
+    if not len(ends) or (packed is not None and codec.unpack_obs(packed) >= int(ends.max())):
+        return []
+    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(int(ends.max()))], pa.binary()))]

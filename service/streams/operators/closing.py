@@ -1,0 +1,28 @@
+"""Why a result came out: records that leave because time has passed say so in a header.
+
+It knows the header; it refuses to know what closing is to an operator.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Literal
+
+import pyarrow as pa
+
+CloseReason = Literal["stream_time", "idle", "flush"]
+CLOSED_BY: Final = "millrace-closed-by"
+
+
+def say_why(headers: pa.Array, reason: CloseReason) -> pa.Array:
+    """Headers (JSON object texts or nulls) with the reason in each that does not have one from an earlier operator."""
+    alone = pa.scalar(json.dumps({CLOSED_BY: reason}, separators=(",", ":")), pa.utf8())
+    if headers.null_count < len(headers):
+        encoded = headers.dictionary_encode()
+        said = [_with_reason(text, reason) for text in encoded.dictionary.to_pylist()]
+        headers = pa.array(said, pa.utf8()).take(encoded.indices)
+    return headers.fill_null(alone)
+
+
+def _with_reason(text: str, reason: CloseReason) -> str:
+    return json.dumps({CLOSED_BY: reason} | json.loads(text), ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,222 @@
+"""distinct: the first record of a key in a window goes on, under that window; the others do not.
+
+It knows the rules of KIP-655's first proposal (semantics.md, Distinct): tumbling windows, and sessions, which grow
+silently by the records that do not go on. It refuses to know batches: every cut of the input gives the same output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
+
+from service.streams import codec, store_keys
+from service.streams.entries import EntryCodec
+from service.streams.kernels import distinct as kernel
+from service.streams.operators.closing import CloseReason
+from service.streams.operators.fields import MAX_INT64, OperatorName, Spec
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, stream_time
+from service.streams.operators.step import Step
+from service.streams.operators.windows import SessionWindow, TumblingWindow, closing_delay_ms
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
+
+Int64s = npt.NDArray[np.int64]
+Part = tuple[pa.Array, pa.Array]  # store keys and values
+
+_LAST_END_KEY: Final = b"\x02last"  # of all windows that ever were the highest end
+_ABSENT: Final = b""
+_PAST_ALL: Final = b"\xff" * 9  # behind all times
+_ENTRIES = EntryCodec(["<i8"])  # the timestamp of a window's first record, of a session's last
+
+
+class DistinctSpec(Spec):
+    """`{"op": "distinct", "name", "window": tumbling or session}`"""
+
+    op: Literal["distinct"]
+    name: OperatorName
+    window: Annotated[TumblingWindow | SessionWindow, Field(discriminator="type")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Records with a key that can be stored: `ids` into `keys` (ordered form); `closes`: what ended before it, or for
+    tumbling windows then, is closed to a record.
+    """
+
+    rows: pa.RecordBatch
+    ids: Int64s
+    keys: pa.Array
+    timestamps: Int64s
+    closes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A verdict on each record, the windows of those that go on (start and end per record, void for others), and the
+    entries that change.
+    """
+
+    verdicts: npt.NDArray[np.uint8]
+    starts: Int64s
+    ends: Int64s
+    entries: list[Part]
+
+
+class Distinct:
+    """Runs a DistinctSpec."""
+
+    def __init__(self, spec: DistinctSpec, name: str) -> None:
+        self.name, self.window = name, spec.window
+        self.delay_ms = closing_delay_ms(spec.window)
+        self.is_end_inclusive = isinstance(spec.window, SessionWindow)
+
+    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+        """The first record of each key and window, in order; the entries that they leave; the others, dropped."""
+        if state is None:
+            raise TypeError(f"{self.name} keeps state")
+        keyed = Keyed.of(self.name, batch, state)
+        time = RecordTime.of(keyed, state)
+        is_kept = keyed.keys.is_valid()
+        arrivals = _arrivals(keyed, is_kept, self.delay_ms)
+        if isinstance(self.window, SessionWindow):
+            judged = _judge_sessions(arrivals, self.window.gap_ms, state)
+        else:
+            judged = _judge_windows(arrivals, self.window.size_ms, state)
+        dropped = self._dropped(arrivals, judged, time.running[is_kept.to_numpy(zero_copy_only=False)])
+        parts = [*judged.entries, *time.changes(keyed.now), *_last_end(judged, state)]
+        changes = store_keys.changelog(parts, keyed.now if keyed.now != keyed.before else None)
+        return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped])
+
+    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+        """Nothing comes out, but what is closed by then takes no more records."""
+        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
+        now = max(keyed.before, to)
+        parts = RecordTime.of(keyed, state).changes(now)
+        return Step(keyed.rows, store_keys.changelog(parts, now if now != keyed.before else None))
+
+    def horizon(self, state: StateReader) -> int | None:
+        """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
+        packed = state.get(_LAST_END_KEY)
+        if packed is None:
+            return None
+        time = codec.unpack_obs(packed) + self.delay_ms + self.is_end_inclusive
+        return time if stream_time(state) < time <= MAX_INT64 else None
+
+    def _dropped(self, arrivals: _Arrivals, judged: _Judged, by_records: Int64s) -> list[Dropped]:
+        """`by_records`: stream time as it would be had nobody moved it by hand."""
+        rows = arrivals.rows
+        is_duplicate = judged.verdicts == kernel.DUPLICATE
+        would_be_open = judged.ends > by_records - self.delay_ms - self.is_end_inclusive
+        late = dropped_late(self.name, rows, judged.verdicts == kernel.LATE, would_be_open)
+        if not is_duplicate.any():
+            return late
+        return [Dropped(self.name, "duplicate", rows.filter(pa.array(is_duplicate))), *late]
+
+
+def _arrivals(keyed: Keyed, is_kept: pa.BooleanArray, delay_ms: int) -> _Arrivals:
+    rows = keyed.rows.filter(is_kept)
+    encoded = keyed.keys.filter(is_kept).dictionary_encode()
+    return _Arrivals(
+        rows=rows,
+        ids=encoded.indices.to_numpy().astype(np.int64),
+        keys=store_keys.ordered(encoded.dictionary),
+        timestamps=rows.column("timestamp").to_numpy(),
+        closes=keyed.running[is_kept.to_numpy(zero_copy_only=False)] - delay_ms,
+    )
+
+
+def _judge_windows(arrivals: _Arrivals, size_ms: int, state: StateReader) -> _Judged:
+    starts = arrivals.timestamps // size_ms * size_ms
+    is_past_time = starts > MAX_INT64 - size_ms  # it ends where no stream time comes
+    ends = np.where(is_past_time, MAX_INT64, starts + size_ms)
+    window_ids = pa.array(starts).dictionary_encode()
+    width = max(len(window_ids.dictionary), 1)
+    encoded = pa.array(arrivals.ids * width + window_ids.indices.to_numpy()).dictionary_encode()
+    of_keys, of_windows = np.divmod(encoded.dictionary.to_numpy(), width)
+    keys = store_keys.window_keys(
+        arrivals.keys.take(pa.array(of_keys)), window_ids.dictionary.take(pa.array(of_windows)).to_numpy()
+    )
+    found = state.get_many(keys.to_numpy(zero_copy_only=False).tolist(), _ABSENT)
+    was_seen = np.array([value != _ABSENT for value in found], np.bool_)
+    is_seen, verdicts = was_seen.copy(), np.empty(len(starts), np.uint8)
+    ids = encoded.indices.to_numpy().astype(np.int64)
+    kernel.first_of_windows(ids, (ends <= arrivals.closes) & ~is_past_time, is_seen, verdicts)
+    first = np.flatnonzero(verdicts == kernel.FIRST)
+    entry = keys.take(pa.array(ids[first])), _ENTRIES.pack([arrivals.timestamps[first]])
+    return _Judged(verdicts, starts, ends, [entry])
+
+
+def _judge_sessions(arrivals: _Arrivals, gap_ms: int, state: StateReader) -> _Judged:
+    stamps, count = arrivals.timestamps, len(arrivals.keys)
+    order = np.argsort(arrivals.ids, kind="stable")
+    row_ends = np.searchsorted(arrivals.ids[order], np.arange(count + 1))
+    stored = _Stored.of(arrivals, order, row_ends, gap_ms, state)
+    is_kept, verdicts = np.zeros(len(stored.keys), np.bool_), np.empty(len(stamps), np.uint8)
+    out = np.empty((3, len(stamps) + len(stored.keys)), np.int64)
+    made = kernel.first_of_sessions(
+        order,
+        row_ends,
+        stamps,
+        arrivals.closes,
+        gap_ms,
+        stored.upto,
+        stored.starts,
+        stored.ends,
+        is_kept,
+        verdicts,
+        out,
+    )
+    of_keys, starts, ends = out[:, :made]
+    gone = pa.array([key for key, kept in zip(stored.keys, is_kept.tolist(), strict=True) if not kept], pa.binary())
+    new = store_keys.session_keys(arrivals.keys.take(pa.array(of_keys)), ends, starts)
+    entries = [(gone, pa.nulls(len(gone), pa.binary())), (new, _ENTRIES.pack([ends]))]
+    return _Judged(verdicts, stamps, stamps, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Sessions as stored, those of key k from upto[k] to upto[k + 1], in order of time; those that a batch may meet."""
+
+    keys: list[bytes]
+    upto: Int64s
+    starts: Int64s
+    ends: Int64s
+
+    @classmethod
+    def of(cls, arrivals: _Arrivals, order: Int64s, row_ends: Int64s, gap_ms: int, state: StateReader) -> _Stored:
+        """Only what the first record finds open, and the earliest of the key can reach."""
+        found: list[bytes] = []
+        upto = [0]
+        if len(order):
+            earliest = np.minimum.reduceat(arrivals.timestamps[order], row_ends[:-1])
+            reached = np.maximum(np.maximum(earliest - gap_ms, arrivals.closes[0]), 0)
+            for key, end in zip(arrivals.keys.to_pylist(), reached.tolist(), strict=True):
+                scanned = state.scan(store_keys.session_key(key, end, 0), store_keys.SESSION + key + _PAST_ALL)
+                found += [entry for entry, _ in scanned]
+                upto.append(len(found))
+        times = np.frombuffer(b"".join([key[-16:] for key in found]), ">i8").astype(np.int64).reshape(-1, 2)
+        return cls(found, np.array(upto, np.int64), times[:, 1].copy(), times[:, 0].copy())
+
+
+def _first(rows: pa.RecordBatch, judged: _Judged) -> pa.RecordBatch:
+    """The records that are the first, under their windows."""
+    is_first = judged.verdicts == kernel.FIRST
+    forward = rows.filter(pa.array(is_first))
+    for place, name, times in (3, "window_start", judged.starts), (4, "window_end", judged.ends):
+        forward = forward.set_column(place, TASK_SCHEMA.field(name), pa.array(times[is_first]))
+    return forward
+
+
+def _last_end(judged: _Judged, state: StateReader) -> list[Part]:
+    """The highest end of a window where it rose. A session that grows ends with one of its records."""
+    is_open = judged.verdicts != kernel.LATE
+    if not is_open.any():
+        return []
+    packed, last = state.get(_LAST_END_KEY), int(judged.ends[is_open].max())
+    if packed is not None and codec.unpack_obs(packed) >= last:
+        return []
+    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(last)], pa.binary()))]

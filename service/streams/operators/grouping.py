@@ -1,0 +1,178 @@
+"""Records on their way into groups, and what comes of it: what those who gather into windows take and give.
+
+It knows keys, rows and slots; it refuses to know windows and functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.streams import store_keys
+from service.streams.entries import Column
+from service.streams.operators.aggregates import State
+from service.streams.records import StateReader
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Int8s = npt.NDArray[np.int8]
+Flags = npt.NDArray[np.bool_]
+Changes = list[tuple[pa.Array, pa.Array]]  # store keys and values (binary, null = deleted), in any order
+
+NO_SLOTS = np.empty(0, np.int64)
+MAX_EVENTS: Final = 1 << 22  # of one batch, some 100 bytes each; one that would have more is cut in two
+
+
+class TooMany(Exception):
+    """The records of a batch fall into too many windows to gather them at once."""
+
+    @classmethod
+    def check(cls, events: int, records: int) -> None:
+        """Raise it, unless there is but one record."""
+        if events > MAX_EVENTS and records > 1:
+            raise cls(f"{events} events of {records} records")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The distinct keys at hand in the order of their bytes: plain, and in the ordered form of store keys."""
+
+    plain: pa.Array
+    ordered: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Records with a key that can be stored (TASK_SCHEMA), and stream time as each sees it, itself included.
+
+    `before`, `after`: stream time as the batch found it, and as it leaves it.
+    """
+
+    rows: pa.RecordBatch
+    running: Int64s
+    before: int
+    after: int
+
+    @property
+    def timestamps(self) -> Int64s:
+        """Of the records."""
+        stamps: Int64s = self.rows.column("timestamp").to_numpy()
+        return stamps
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """In order: the row that caused each, its slot, its window, and its event, below 0 for a tombstone."""
+
+    rows: Int32s
+    slots: Int32s
+    starts: Int64s
+    ends: Int64s
+    events: Int32s
+
+
+class Writer(Protocol):
+    """Knows which slots changed, and where they lie in the store."""
+
+    def changes(self, columns: list[Column]) -> Changes:
+        """What the store has to learn, given the columns of all slots after the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Records in their groups.
+
+    Per slot: the key, the window after the batch, the window before it (start below 0: it was not there), the state
+    before it. Events and updates in order. `dropped`: rows, once per window that does not take them any more, and
+    the ends of these windows. `closed`: the slots of windows that closed, in the order in which they did.
+    """
+
+    keys: Keys
+    slot_keys: Int32s
+    starts: Int64s
+    ends: Int64s
+    was_starts: Int64s
+    was_ends: Int64s
+    state: State
+    kinds: Int8s
+    slots: Int32s
+    others: Int32s
+    updates: Updates
+    dropped: Int32s
+    dropped_ends: Int64s
+    writer: Writer
+    closed: Int64s = field(default_factory=lambda: NO_SLOTS)
+
+
+class Gatherer(Protocol):
+    """Gathers records into groups of one kind."""
+
+    def gather(self, feed: Feed, state: StateReader) -> Gathered:
+        """May raise TooMany."""
+
+
+def keys_of(column: pa.Array, more: list[bytes]) -> tuple[Keys, Int32s, Int32s]:
+    """The distinct keys of a column (binary, no nulls) and of `more` (ordered forms); the ids of both."""
+    encoded = column.dictionary_encode()
+    ids, distinct = encoded.indices.to_numpy(), encoded.dictionary
+    if not more:
+        keys, ranks = _sorted(distinct)
+        return keys, ranks[ids], np.empty(0, np.int32)
+    added, _ = store_keys.split_ordered(pa.array(more, pa.binary()))
+    together = pa.concat_arrays([distinct, added]).dictionary_encode()
+    keys, ranks = _sorted(together.dictionary)
+    places = ranks[together.indices.to_numpy()]
+    return keys, places[: len(distinct)][ids], places[len(distinct) :]
+
+
+def due_keys(state: StateReader, before: int) -> tuple[Int64s, list[bytes], pa.Array]:
+    """What the index of a store has before a time: times, keys (ordered form), and the index keys themselves."""
+    if before <= 0:
+        return NO_SLOTS, [], pa.array([], pa.binary())
+    found = [key for key, _ in state.scan(store_keys.index_bound(0), store_keys.index_bound(before))]
+    times, keys = store_keys.split_index_keys(found)
+    return times, keys, pa.array(found, pa.binary())
+
+
+def spans(ids: Int32s, times: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """The ids that occur, ascending, with the lowest and the highest time of each."""
+    if not len(ids):
+        return NO_SLOTS, NO_SLOTS, NO_SLOTS
+    order = np.argsort(ids, kind="stable")
+    begins = np.flatnonzero(np.diff(ids[order], prepend=-1))
+    sorted_times = times[order]
+    found = ids[order[begins]].astype(np.int64)
+    return found, np.minimum.reduceat(sorted_times, begins), np.maximum.reduceat(sorted_times, begins)
+
+
+def as_list(column: pa.Array) -> list[bytes]:
+    """A binary column as bytes objects; half the cost of to_pylist."""
+    found: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
+    return found
+
+
+def deleted(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Changes that delete these store keys."""
+    return keys, pa.nulls(len(keys), pa.binary())
+
+
+def noted(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Changes that put these store keys, with nothing in them."""
+    return keys, pa.array(np.full(len(keys), b"", object), pa.binary())
+
+
+def _sorted(distinct: pa.Array) -> tuple[Keys, Int32s]:
+    """The keys in order, and the place of each."""
+    order = pc.array_sort_indices(distinct)
+    plain = distinct.take(order)
+    ranks = np.empty(len(distinct), np.int32)
+    ranks[order.to_numpy()] = np.arange(len(distinct), dtype=np.int32)
+    return Keys(plain, store_keys.ordered(plain)), ranks

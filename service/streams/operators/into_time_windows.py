@@ -1,0 +1,205 @@
+"""Gathering into tumbling and hopping windows, and into one group per key without any.
+
+It knows alignment, grace and what the window store looks like (semantics.md, Tumbling, hopping); it refuses to know
+what is computed of a group.
+
+"w" key start -> entry; "k" key -> entry without windows; "i" start key -> nothing, for the windows that are still
+to be emitted when they close
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from service.streams import store_keys
+from service.streams.entries import Column
+from service.streams.kernels import fold
+from service.streams.kernels import windows as kernel
+from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.fields import MAX_INT64
+from service.streams.operators.grouping import (
+    NO_SLOTS,
+    Changes,
+    Feed,
+    Flags,
+    Gathered,
+    Int32s,
+    Int64s,
+    Keys,
+    TooMany,
+    Updates,
+    as_list,
+    deleted,
+    due_keys,
+    keys_of,
+    noted,
+)
+from service.streams.operators.windows import TimeWindow, advance_ms
+from service.streams.records import StateReader
+
+_DENSE_ENOUGH = 8  # a table of all (key, window) is made where it has at most so many places per pair that occurs
+
+
+class IntoTable:
+    """One group per key, for ever."""
+
+    def __init__(self, aggregates: Aggregates) -> None:
+        self._aggregates = aggregates
+
+    def gather(self, feed: Feed, state: StateReader) -> Gathered:
+        """Every record goes into the group of its key."""
+        keys, ids, _ = keys_of(feed.rows.column("key"), [])
+        places = store_keys.plain_keys(store_keys.TABLE, keys.ordered)
+        present, columns = self._aggregates.codec.unpack(state.get_many(as_list(places), self._aggregates.codec.absent))
+        rows, starts = np.arange(len(ids), dtype=np.int32), np.zeros(len(keys), np.int64)
+        writer = _Groups(self._aggregates, places, np.ones(len(keys), np.bool_), [])
+        return Gathered(
+            keys=keys,
+            slot_keys=np.arange(len(keys), dtype=np.int32),
+            starts=starts,
+            ends=starts,
+            was_starts=np.where(present, starts, -1),
+            was_ends=starts,
+            state=self._aggregates.state(columns),
+            kinds=np.full(len(ids), fold.FOLD, np.int8),
+            slots=ids,
+            others=rows,
+            updates=Updates(rows, ids, starts[ids], starts[ids], rows),
+            dropped=np.empty(0, np.int32),
+            dropped_ends=NO_SLOTS,
+            writer=writer,
+        )
+
+
+class IntoTimeWindows:
+    """One group per key and window."""
+
+    def __init__(self, aggregates: Aggregates, window: TimeWindow, *, is_final: bool) -> None:
+        self._aggregates, self._is_final = aggregates, is_final
+        self._size, self._advance, self._grace = window.size_ms, advance_ms(window), window.grace_ms
+
+    def gather(self, feed: Feed, state: StateReader) -> Gathered:
+        """Each record into all windows that still take it, in ascending order of start."""
+        close = feed.after - self._grace
+        due_starts, due, index = due_keys(state, close - self._size + 1 if self._is_final else 0)
+        pairs = self._pairs(feed)
+        keys, ids, due_ids = keys_of(feed.rows.column("key"), due)
+        slot_keys, starts, slots = _slots(
+            np.concatenate([ids[pairs.rows], due_ids]), np.concatenate([pairs.starts, due_starts]), self._advance
+        )
+        slots = slots[: len(pairs.rows)]
+        ends = np.minimum(starts, MAX_INT64 - self._size) + self._size
+        places = store_keys.window_keys(keys.ordered.take(pa.array(slot_keys)), starts)
+        codec = self._aggregates.codec
+        present, columns = codec.unpack(state.get_many(as_list(places), codec.absent))
+        is_changed = np.zeros(len(starts), np.bool_)
+        is_changed[slots] = True
+        events = np.arange(len(slots), dtype=np.int32)
+        return Gathered(
+            keys=keys,
+            slot_keys=slot_keys,
+            starts=starts,
+            ends=ends,
+            was_starts=np.where(present, starts, -1),
+            was_ends=ends,
+            state=self._aggregates.state(columns),
+            kinds=np.full(len(slots), fold.FOLD, np.int8),
+            slots=slots,
+            others=pairs.rows,
+            updates=Updates(pairs.rows, slots, pairs.starts, ends[slots], events),
+            dropped=pairs.dropped,
+            dropped_ends=pairs.dropped_ends,
+            writer=_Groups(
+                self._aggregates,
+                places,
+                is_changed,
+                self._index(keys, slot_keys, starts, ~present & (ends > close), index),
+            ),
+            closed=self._closed(slot_keys, starts, ends, close),
+        )
+
+    def _pairs(self, feed: Feed) -> _Pairs:
+        stamps = feed.timestamps
+        first = np.maximum(stamps - self._size + self._advance, 0) // self._advance
+        room = int((stamps // self._advance - first + 1).sum())
+        TooMany.check(room, len(stamps))
+        rows, starts = np.empty(room, np.int32), np.empty(room, np.int64)
+        dropped, dropped_ends = np.empty(room, np.int32), np.empty(room, np.int64)
+        count, lost = kernel.assign(
+            stamps, feed.running - self._grace, self._size, self._advance, rows, starts, dropped, dropped_ends
+        )
+        return _Pairs(rows[:count], starts[:count], dropped[:lost], dropped_ends[:lost])
+
+    def _index(self, keys: Keys, slot_keys: Int32s, starts: Int64s, is_new: Flags, due: pa.Array) -> Changes:
+        if not self._is_final:
+            return []
+        new = np.flatnonzero(is_new)
+        index = store_keys.index_keys(starts[new], keys.ordered.take(pa.array(slot_keys[new])))
+        return [noted(index), deleted(due)]
+
+    def _closed(self, slot_keys: Int32s, starts: Int64s, ends: Int64s, close: int) -> Int64s:
+        """In (start, key) order: that of the records that closed them, as windows are of one size."""
+        if not self._is_final:
+            return NO_SLOTS
+        closed = np.flatnonzero(ends <= close)
+        return closed[np.lexsort((slot_keys[closed], starts[closed]))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """(row, start) of the windows that take a record, and (row, end) of those that do not."""
+
+    rows: Int32s
+    starts: Int64s
+    dropped: Int32s
+    dropped_ends: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Writes an entry per slot."""
+
+    aggregates: Aggregates
+    places: pa.Array
+    is_changed: Flags
+    index: Changes
+
+    def changes(self, columns: list[Column]) -> Changes:
+        """The entries that changed, and the index."""
+        if self.is_changed.all():
+            return [(self.places, self.aggregates.codec.pack(columns)), *self.index]
+        changed = np.flatnonzero(self.is_changed)
+        entries = self.aggregates.codec.pack([column[changed] for column in columns])
+        return [(self.places.take(pa.array(changed)), entries), *self.index]
+
+
+def _slots(ids: Int32s, starts: Int64s, advance: int) -> tuple[Int32s, Int64s, Int32s]:
+    """Distinct pairs of key and start in order: key and start of each; and the slot of each given pair."""
+    if not len(ids):
+        return ids, starts, ids
+    low = int(starts.min())
+    steps = (starts - low) // advance
+    count, width = int(ids.max()) + 1, int(steps.max()) + 1
+    if count * width > max(_DENSE_ENOUGH * len(ids), 1 << 16):
+        distinct, steps = np.unique(steps, return_inverse=True)
+        width = len(distinct)
+    else:
+        distinct = np.arange(width)
+    pairs = ids * np.int64(width) + steps
+    found, slots = _ranked(pairs, count * width)
+    of_keys, of_steps = np.divmod(found, width)
+    return of_keys.astype(np.int32), distinct[of_steps] * advance + low, slots
+
+
+def _ranked(pairs: Int64s, limit: int) -> tuple[Int64s, Int32s]:
+    """The distinct numbers, below `limit`, in order, and the place of each. By a table where that is not too large."""
+    if limit > max(_DENSE_ENOUGH * len(pairs), 1 << 16):
+        found, slots = np.unique(pairs, return_inverse=True)
+        return found, slots.astype(np.int32)
+    is_there = np.zeros(limit, np.bool_)
+    is_there[pairs] = True
+    ranks = np.cumsum(is_there, dtype=np.int32)
+    return np.flatnonzero(is_there), ranks[pairs] - np.int32(1)

@@ -1,0 +1,93 @@
+"""Records as an operator with an ordered store takes them: null keys out, stream time beside each, long keys apart.
+
+It knows what a key must be to be stored (semantics.md, Null and Time); it refuses to know what is stored under it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.streams import clock, codec, store_keys
+from service.streams.records import Dropped, StateReader
+
+Flags = npt.NDArray[np.bool_]
+_RECORD_TIME_KEY: Final = b"\x02records"
+
+
+def stream_time(state: StateReader) -> int:
+    """An operator's stream time as its store has it."""
+    packed = state.get(codec.OBS_KEY)
+    return codec.unpack_obs(packed) if packed else clock.NOT_STARTED
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """`rows`: the records with a key (TASK_SCHEMA), each of which moves stream time; `keys`: theirs, null where they
+    are too long to be stored; `running`: stream time as each of them sees it; `before`, `now`: as the batch found it
+    and leaves it.
+    """
+
+    rows: pa.RecordBatch
+    keys: pa.Array
+    running: npt.NDArray[np.int64]
+    before: int
+    now: int
+    dropped: list[Dropped]
+
+    @classmethod
+    def of(cls, operator: str, batch: pa.RecordBatch, state: StateReader) -> Self:
+        """A batch, seen by an operator with this store."""
+        before, dropped = stream_time(state), []
+        keys = batch.column("key")
+        if keys.null_count:
+            dropped.append(Dropped(operator, "null_key", batch.filter(keys.is_null())))
+            batch = batch.filter(keys.is_valid())
+            keys = batch.column("key")
+        is_storable = store_keys.is_storable(keys)
+        if not pc.all(is_storable).as_py():
+            dropped.append(Dropped(operator, "key_too_long", batch.filter(pc.invert(is_storable))))
+            keys = pc.if_else(is_storable, keys, None)
+        running = clock.observe(before, batch.column("timestamp").to_numpy())
+        return cls(batch, keys, running, before, clock.latest(before, running), dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTime:
+    """How far stream time would be by records alone: it tells `late` from `closed_idle`.
+
+    The store has it only while stream time is ahead of it, moved there by hand. `running`: as each row sees it.
+    """
+
+    is_stored: bool
+    before: int
+    running: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, keyed: Keyed, state: StateReader) -> Self:
+        """The same for a batch of records."""
+        packed = state.get(_RECORD_TIME_KEY)
+        before = keyed.before if packed is None else codec.unpack_obs(packed)
+        is_behind = packed is not None
+        running = clock.observe(before, keyed.rows.column("timestamp").to_numpy()) if is_behind else keyed.running
+        return cls(is_behind, before, running)
+
+    def changes(self, now: int) -> list[tuple[pa.Array, pa.Array]]:
+        """What the store has to learn of it when stream time is `now`: (keys, values), at most one of each."""
+        time = clock.latest(self.before, self.running)
+        is_behind = time < now
+        if not (is_behind or self.is_stored) or (is_behind and self.is_stored and time == self.before):
+            return []
+        value = codec.pack_obs(time) if is_behind else None
+        return [(pa.array([_RECORD_TIME_KEY], pa.binary()), pa.array([value], pa.binary()))]
+
+
+def dropped_late(operator: str, rows: pa.RecordBatch, is_late: Flags, would_be_open: Flags) -> list[Dropped]:
+    """Records that came too late; those that only idle close or flush made late say so."""
+    parts = {"late": is_late & ~would_be_open, "closed_idle": is_late & would_be_open}
+    return [Dropped(operator, reason, rows.filter(pa.array(which))) for reason, which in parts.items() if which.any()]

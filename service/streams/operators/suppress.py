@@ -1,0 +1,157 @@
+"""suppress: holds updates back until their window closes or a time limit has passed; only the latest comes out.
+
+It knows KIP-328 (semantics.md, Suppress): when an update's time has come, and what a full buffer does. The buffer is
+the store, so it survives restarts and may be larger than memory. It refuses to know batches: every cut of the input
+gives the same output.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field, ValidationInfo, field_validator
+
+from service.streams import store_keys
+from service.streams.errors import SuppressionFull
+from service.streams.kernels import buffer as kernel
+from service.streams.operators.buffering import Feed, Flow, load
+from service.streams.operators.closing import CloseReason, say_why
+from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
+from service.streams.operators.keyed import Keyed
+from service.streams.operators.step import Step
+from service.streams.operators.upstream import Upstream
+from service.streams.records import TASK_SCHEMA, StateReader, empty
+
+_FIRST_HEADS: Final = 256  # entries that are not due and loaded all the same, where bounds may evict them
+
+
+class BufferSpec(Spec):
+    """`{"max_records"?, "max_bytes"?, "when_full"?}`: what a buffer may hold, and what happens when that is too little.
+
+    `{}` is unbounded. With a bound and nothing said it emits early, as KIP-328's `maxRecords` and `maxBytes` do.
+    """
+
+    max_records: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    max_bytes: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    when_full: Literal["emit_early", "shut_down", "spill_to_disk"] | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is ever full; one that spills to disk is not."""
+        has_bound = self.max_records is not None or self.max_bytes is not None
+        return has_bound and self.when_full != "spill_to_disk"
+
+    @property
+    def may_emit_early(self) -> bool:
+        """Whether it is what KIP-328 calls eager, not strict."""
+        return self.when_full == "emit_early" or (self.when_full is None and self.is_bounded)
+
+    @property
+    def bounds(self) -> npt.NDArray[np.int64]:
+        """Records and bytes that it may hold."""
+        given = (self.max_records, self.max_bytes) if self.is_bounded else (None, None)
+        return np.array([MAX_INT64 if bound is None else bound for bound in given], np.int64)
+
+
+class SuppressSpec(Spec):
+    """`{"op": "suppress", "name", "until": "window_closes" | "time_limit", "time_limit_ms"?, "buffer"}`"""
+
+    op: Literal["suppress"]
+    name: OperatorName
+    until: Literal["window_closes", "time_limit"]
+    time_limit_ms: Annotated[Duration | None, Field(validate_default=True)] = None
+    buffer: BufferSpec = BufferSpec()
+
+    @field_validator("time_limit_ms")
+    @classmethod
+    def _belongs_to_time_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        until = info.data.get("until")
+        if until == "time_limit" and limit is None:
+            raise problem("is required until time_limit")
+        if until == "window_closes" and limit is not None:
+            raise problem("does not go with window_closes, which waits as long as the window may change")
+        return limit
+
+    @field_validator("buffer")
+    @classmethod
+    def _is_strict_until_window_closes(cls, buffer: BufferSpec, info: ValidationInfo) -> BufferSpec:
+        if info.data.get("until") == "window_closes" and buffer.may_emit_early:
+            raise problem(
+                "window_closes takes only a strict buffer, as what is emitted early is not final: "
+                "say shut_down or spill_to_disk in when_full, or give no bounds"
+            )
+        return buffer
+
+
+class Suppress:
+    """Runs a SuppressSpec."""
+
+    def __init__(self, spec: SuppressSpec, name: str, upstream: Upstream) -> None:
+        self.name, self.buffer = name, spec.buffer
+        self.is_final = spec.until == "window_closes"
+        self.is_session = upstream.window_type == "session"
+        wait_ms = upstream.closing_delay_ms if self.is_final else (spec.time_limit_ms or 0)
+        # A window whose end is inclusive may still change when stream time is exactly the wait past its end.
+        is_end_inclusive = self.is_final and upstream.window_type in ("session", "sliding")
+        self.wait_ms = min(wait_ms + is_end_inclusive, MAX_INT64)
+
+    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+        """The updates whose time has come, or that a full buffer pushes out, in the order in which they leave.
+
+        Raises SuppressionFull where the buffer is to shut down.
+        """
+        if state is None:
+            raise TypeError(f"{self.name} keeps state")
+        keyed = Keyed.of(self.name, batch, state)
+        return self._run(keyed, self._feed(keyed), state, "stream_time" if self.is_final else None)
+
+    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+        """What leaves when stream time is moved to `to`; no record causes it."""
+        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
+        feed = self._feed(keyed).and_then(max(keyed.before, to))
+        return self._run(keyed, feed, state, reason)
+
+    def horizon(self, state: StateReader) -> int | None:
+        """The stream time at which the last of the buffer leaves; None when it is empty, or never does."""
+        last = state.scan(store_keys.index_bound(0), store_keys.index_bound(1 << 63), limit=1, reverse=True)
+        if not last:
+            return None
+        times, _ = store_keys.split_index_keys([key for key, _ in last])
+        time = int(times[0]) + self.wait_ms
+        return time if time <= MAX_INT64 else None
+
+    def _feed(self, keyed: Keyed) -> Feed:
+        times = keyed.rows.column("window_end" if self.is_final else "timestamp")
+        return Feed.of(keyed, times.to_numpy())
+
+    def _run(self, keyed: Keyed, feed: Feed, state: StateReader, reason: CloseReason | None) -> Step:
+        if not len(feed.times):
+            return Step(keyed.rows, dropped=keyed.dropped)
+        flow = self._evict(feed, state, keyed.rows)
+        forward = flow.leaving(keyed.rows)
+        if self.is_final:
+            forward = forward.filter(forward.column("value").is_valid())
+        if reason is not None:
+            forward = forward.set_column(5, TASK_SCHEMA.field("headers"), say_why(forward.column("headers"), reason))
+        return Step(forward, flow.changes(keyed, int(feed.running[-1])), keyed.dropped)
+
+    def _evict(self, feed: Feed, state: StateReader, rows: pa.RecordBatch) -> Flow:
+        """Run the kernel. Where bounds could evict entries that are not loaded, load more and run again."""
+        due = feed.running - self.wait_ms
+        beyond = _FIRST_HEADS if self.buffer.is_bounded and self.buffer.may_emit_early else 0
+        while True:
+            flow = load(feed, int(due[-1]), beyond, state, is_session=self.is_session)
+            code = flow.run(feed, due, self.buffer.bounds, may_emit_early=self.buffer.may_emit_early)
+            if code == kernel.NEEDS_MORE:
+                beyond *= 4
+            elif code <= kernel.FULL:
+                self._fail(flow, rows.column("offset")[int(kernel.FULL - code)].as_py())
+            else:
+                return flow
+
+    def _fail(self, flow: Flow, offset: int) -> NoReturn:
+        records, size = flow.totals.tolist()
+        raise SuppressionFull(self.name, offset, records, self.buffer.max_records, size, self.buffer.max_bytes)

@@ -1,0 +1,104 @@
+"""The windows that records are gathered in: what each of the four is made of, and when one closes.
+
+It knows sizes and times (semantics.md); it refuses to know what is gathered.
+
+tumbling, hopping   [start, start + size), aligned to multiples of the advance
+sliding             [start, start + time_difference], both inclusive
+session             [first, last] timestamp, both inclusive; a record within the gap of either joins it
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
+
+DEFAULT_RETENTION_MS: Final = 24 * 60 * 60 * 1000
+MAX_OVERLAP: Final = 1000  # hopping windows that one record may fall into
+
+Positive = Annotated[int, Field(ge=1, le=MAX_INT64)]
+
+
+class _Window(Spec):
+    """`grace_ms`: how long after its end a window still takes records; `retention_ms`: how long after its close,
+    in stream time, the store keeps it for lookups.
+    """
+
+    grace_ms: Duration = 0
+    retention_ms: Duration = DEFAULT_RETENTION_MS
+
+
+class TumblingWindow(_Window):
+    """`{"type": "tumbling", "size_ms"}`"""
+
+    type: Literal["tumbling"]
+    size_ms: Positive
+
+
+class HoppingWindow(_Window):
+    """`{"type": "hopping", "size_ms", "advance_ms"}`"""
+
+    type: Literal["hopping"]
+    size_ms: Positive
+    advance_ms: Positive
+
+    @field_validator("advance_ms")
+    @classmethod
+    def _leaves_no_gap_and_few_overlaps(cls, advance_ms: int, info: ValidationInfo) -> int:
+        size_ms = info.data.get("size_ms")
+        if size_ms is not None and advance_ms > size_ms:
+            raise problem(f"must be at most size_ms ({size_ms}), or records would fall between windows")
+        if size_ms is not None and size_ms > advance_ms * MAX_OVERLAP:
+            raise problem(f"must be at least size_ms / {MAX_OVERLAP}: a record would fall into more windows than that")
+        return advance_ms
+
+
+class SlidingWindow(_Window):
+    """`{"type": "sliding", "time_difference_ms"}`: every span in which some record is the first or the last"""
+
+    type: Literal["sliding"]
+    time_difference_ms: Positive
+
+
+class SessionWindow(_Window):
+    """`{"type": "session", "gap_ms"}`"""
+
+    type: Literal["session"]
+    gap_ms: Positive
+
+
+TimeWindow = TumblingWindow | HoppingWindow
+WindowSpec = Annotated[TimeWindow | SlidingWindow | SessionWindow, Field(discriminator="type")]
+
+
+def saturated(*parts_ms: int) -> int:
+    """Their sum, at most the end of time."""
+    return min(sum(parts_ms), MAX_INT64)
+
+
+def advance_ms(window: TimeWindow) -> int:
+    """From one start to the next."""
+    return window.size_ms if isinstance(window, TumblingWindow) else window.advance_ms
+
+
+def closing_delay_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
+    """From the end of a window until nothing changes it any more, in stream time."""
+    return saturated(window.gap_ms if isinstance(window, SessionWindow) else 0, window.grace_ms)
+
+
+def kept_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
+    """How long the store keeps an entry: after the end of a session, after the start of other windows.
+
+    A new sliding window takes over what one that ended up to two differences ago holds, so these stay at least
+    that long: retention never changes results.
+    """
+    delay, retention = closing_delay_ms(window), window.retention_ms
+    match window:
+        case SessionWindow():
+            return saturated(delay, retention)
+        case SlidingWindow(time_difference_ms=difference):
+            return saturated(difference, delay, max(retention, 2 * difference))
+        case _:
+            return saturated(window.size_ms, delay, retention)

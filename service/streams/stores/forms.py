@@ -1,0 +1,315 @@
+"""The forms of stores: where the entries of each kind lie, and what they mean to somebody who looks.
+
+It knows the layouts of `store_keys`, `entries`, `buffers` and `codec`, and how long each kind of entry lives; it
+refuses to know what is asked for (`reading`), and how entries come about.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from service.streams import buffers, codec, store_keys
+from service.streams.operators.functions import FunctionSpec
+from service.streams.operators.windows import SessionWindow, SlidingWindow, WindowSpec, closing_delay_ms, saturated
+from service.streams.stores.reading import END_OF_TIME, Entry, Form, Query, Span
+from service.streams.stores.values import Aggregated, Stamps, Values
+from service.streams.topology.graph import Node
+
+Entries = Sequence[tuple[bytes, bytes]]
+
+_WINDOW: TypeAdapter[Any] = TypeAdapter(WindowSpec)
+_FUNCTIONS: TypeAdapter[dict[str, FunctionSpec]] = TypeAdapter(dict[str, FunctionSpec])
+_PAST_ALL: Final = b"\xff" * 17  # beyond whatever follows a key in its ordered form
+_MAX_BOUND: Final = 480  # bytes: store keys are shorter, and LMDB does not look for much longer ones
+_SPAN: Final = struct.Struct(">qq")
+
+
+def form_of(node: Node) -> Form:
+    """The form of the store that a stateful operator keeps."""
+    store = node.store
+    if store is None:
+        raise ValueError(f"{node.name} keeps no store")
+    kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
+    match store.kind:
+        case "deduplicate":
+            is_pair = node.op == "deduplicate_by_key_value"
+            plain = _Pairs(kept_ms) if is_pair else _Identities(kept_ms)
+            return Form((plain, _Hashed(kept_ms, is_key=not is_pair)))
+        case "suppress":
+            return _form_of_buffer(node)
+        case "distinct":
+            return _form_of_windows(_WINDOW.validate_python(node.spec["window"]), kept_ms, Stamps())
+        case "aggregate":
+            return _form_of_aggregate(node, kept_ms)
+
+
+def _form_of_aggregate(node: Node, kept_ms: int) -> Form:
+    specs = _FUNCTIONS.validate_python(node.spec["aggregates"])
+    if node.spec.get("window") is None:
+        return Form((_Table(Aggregated(node.name, specs, has_stamps=True)),))
+    window = _WINDOW.validate_python(node.spec["window"])
+    has_stamps = not isinstance(window, SessionWindow)
+    return _form_of_windows(window, kept_ms, Aggregated(node.name, specs, has_stamps=has_stamps))
+
+
+def _form_of_windows(window: Any, kept_ms: int, values: Values) -> Form:
+    times = _Times.of(window, kept_ms)
+    if isinstance(window, SessionWindow):
+        families = (_Sessions(times, values), _PackedSessions(times, values))
+        return Form(families, is_end_inclusive=True, is_session=True)
+    return Form((_Windows(times, values),), is_end_inclusive=isinstance(window, SlidingWindow))
+
+
+def _form_of_buffer(node: Node) -> Form:
+    kind = node.upstream.window_type
+    delay_ms = node.upstream.closing_delay_ms if kind else None
+    is_end_inclusive = kind in ("session", "sliding")
+    return Form((_Buffer(delay_ms, is_session=kind == "session"),), is_end_inclusive, is_session=kind == "session")
+
+
+# ---------------------------------------------------------------- families whose places are what follows a prefix
+
+
+class _Family:
+    """A prefix, a key in its ordered form, and what else there is of an entry's place."""
+
+    prefix: ClassVar[bytes]
+
+    def span(self, query: Query) -> Span | None:
+        start = self.prefix if query.first is None else self.prefix + _bound(query.first)
+        end = _next(self.prefix) if query.last is None else self.prefix + _bound(query.last) + _PAST_ALL
+        return Span(start, end)
+
+    def beyond(self, within: bytes, *, reverse: bool) -> bytes:
+        bound = self.prefix + within
+        return bound + b"\0" if reverse else bound
+
+    def reach(self, key: bytes, *, reverse: bool) -> bytes:
+        return key[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """How long windows are that have a length; from the end of one to its close; how long its entry is kept."""
+
+    length_ms: int
+    delay_ms: int
+    kept_ms: int
+
+    @classmethod
+    def of(cls, window: Any, kept_ms: int) -> _Times:
+        length_ms = getattr(window, "size_ms", 0) or getattr(window, "time_difference_ms", 0)
+        return cls(length_ms, closing_delay_ms(window), kept_ms)
+
+    def session(self, within: bytes, key: bytes, start: int, end: int, timestamp: int, value: str | None) -> Entry:
+        """A session lives by its end."""
+        closes_at, lives_until = saturated(end, self.delay_ms), saturated(end, self.kept_ms)
+        return Entry(within, key, (start, end), value, timestamp, closes_at, lives_until)
+
+    def window(self, within: bytes, key: bytes, start: int, timestamp: int, value: str | None) -> Entry:
+        """A window lives by its start."""
+        end, lives_until = saturated(start, self.length_ms), saturated(start, self.kept_ms)
+        return Entry(within, key, (start, end), value, timestamp, saturated(end, self.delay_ms), lives_until)
+
+
+class _Windows(_Family):
+    """ "w" key start"""
+
+    prefix = store_keys.WINDOW
+
+    def __init__(self, times: _Times, values: Values) -> None:
+        self._times, self._values = times, values
+
+    def span(self, query: Query) -> Span | None:
+        if not query.is_of_key:
+            return super().span(query)
+        ordered = _bound(query.first or b"")
+        start = store_keys.window_key(ordered, min(query.from_time, END_OF_TIME))
+        end = store_keys.window_key(ordered, query.to_time) + b"\0"
+        return Span(start, end) if start < end else None
+
+    def read(self, entries: Entries) -> list[Entry]:
+        places = [key[1:] for key, _ in entries]
+        split = [store_keys.split_one(place) for place in places]
+        stamps, texts = self._values.shown([value for _, value in entries], [])
+        made = self._times.window
+        return [
+            made(place, key, int.from_bytes(start), stamp, text)
+            for place, (key, start), stamp, text in zip(places, split, stamps, texts, strict=True)
+        ]
+
+
+class _Sessions(_Family):
+    """ "s" key end start"""
+
+    prefix = store_keys.SESSION
+
+    def __init__(self, times: _Times, values: Values) -> None:
+        self._times, self._values = times, values
+
+    def span(self, query: Query) -> Span | None:
+        if not query.is_of_key:
+            return super().span(query)
+        ordered = _bound(query.first or b"")
+        start = store_keys.session_key(ordered, query.from_time, 0)
+        return Span(start, self.prefix + ordered + _PAST_ALL)
+
+    def read(self, entries: Entries) -> list[Entry]:
+        places = [key[1:] for key, _ in entries]
+        split = [store_keys.split_one(place) for place in places]
+        spans = [_SPAN.unpack(times) for _, times in split]
+        stamps, texts = self._values.shown([value for _, value in entries], [end for end, _ in spans])
+        made = self._times.session
+        return [
+            made(place, key, start, end, stamp, text)
+            for place, (key, _), (end, start), stamp, text in zip(places, split, spans, stamps, texts, strict=True)
+        ]
+
+
+class _PackedSessions(_Family):
+    """ "h" key: the newest sessions of the key, in one value; their places are those that each would have alone."""
+
+    prefix = store_keys.HOT
+
+    def __init__(self, times: _Times, values: Values) -> None:
+        self._times, self._values = times, values
+
+    def beyond(self, within: bytes, *, reverse: bool) -> bytes:
+        bound = self.prefix + within[: -_SPAN.size]
+        return bound + b"\0" if reverse else bound
+
+    def reach(self, key: bytes, *, reverse: bool) -> bytes:
+        return key[1:] + (b"\0" if reverse else b"\xff") * _SPAN.size
+
+    def read(self, entries: Entries) -> list[Entry]:
+        packed = self._values.sessions([value for _, value in entries])
+        owners = [(name[1:], count) for (name, _), count in zip(entries, packed.counts, strict=True) if count]
+        each = (owner for ordered, count in owners for owner in [(ordered, store_keys.split_one(ordered)[0])] * count)
+        made, pack = self._times.session, _SPAN.pack
+        return [
+            made(ordered + pack(end, start), key, start, end, stamp, text)
+            for (ordered, key), start, end, stamp, text in zip(each, *packed[1:], strict=True)
+        ]
+
+
+class _Table(_Family):
+    """ "k" key: the aggregate of a key"""
+
+    prefix = store_keys.TABLE
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def read(self, entries: Entries) -> list[Entry]:
+        places = [key[1:] for key, _ in entries]
+        stamps, texts = self._values.shown([value for _, value in entries], [])
+        return [
+            Entry(place, store_keys.split_one(place)[0], None, text, stamp, None, END_OF_TIME)
+            for place, stamp, text in zip(places, stamps, texts, strict=True)
+        ]
+
+
+class _Buffer(_Family):
+    """ "k" key, and the window if there is one: what a suppress holds back"""
+
+    prefix = store_keys.TABLE
+
+    def __init__(self, delay_ms: int | None, *, is_session: bool) -> None:
+        self._delay_ms, self._is_session = delay_ms, is_session
+
+    def read(self, entries: Entries) -> list[Entry]:
+        places = [key[1:] for key, _ in entries]
+        of, held = pa.array(places, pa.binary()), [value for _, value in entries]
+        records = buffers.unpack_entries(of, held, is_session=self._is_session)
+        rows = zip(places, *(records.column(i).to_pylist() for i in range(5)), strict=True)
+        return [
+            Entry(place, key, window, value, timestamp, self._closes_at(window), END_OF_TIME)
+            for place, key, value, timestamp, start, end in rows
+            for window in [None if start is None else (start, end)]
+        ]
+
+    def _closes_at(self, window: tuple[int, int] | None) -> int | None:
+        return None if window is None or self._delay_ms is None else saturated(window[1], self._delay_ms)
+
+
+def _bound(key: bytes) -> bytes:
+    """A key in its ordered form, cut where no store key can reach."""
+    return store_keys.ordered_one(key)[:_MAX_BOUND]
+
+
+def _next(prefix: bytes) -> bytes:
+    return bytes([prefix[0] + 1])
+
+
+# ---------------------------------------------------------------- identities of deduplicate
+
+
+class _Identities(_Family):
+    """0x00 identity (a key, or an id): what was let through, and when"""
+
+    prefix = codec.PLAIN
+
+    def __init__(self, kept_ms: int) -> None:
+        self._kept_ms = kept_ms
+
+    def span(self, query: Query) -> Span | None:
+        if query.is_of_key and len(query.first or b"") > codec.MAX_PLAIN_IDENTITY_BYTES:
+            return None
+        start = self.prefix + (query.first or b"")[:_MAX_BOUND]
+        end = _next(self.prefix) if query.last is None else self.prefix + query.last[:_MAX_BOUND] + b"\0"
+        return Span(start, end)
+
+    def read(self, entries: Entries) -> list[Entry]:
+        stamps = codec.unpack_entries([value for _, value in entries])[0].tolist()
+        return [self._entry(key[1:], stamp) for (key, _), stamp in zip(entries, stamps, strict=True)]
+
+    def _entry(self, within: bytes, stamp: int) -> Entry:
+        return Entry(within, within, None, None, stamp, None, saturated(stamp, self._kept_ms))
+
+
+class _Pairs(_Identities):
+    """0x00 (key, id): shown under the key, the id as its value. They lie by the length of the key first."""
+
+    def span(self, query: Query) -> Span | None:
+        if not query.is_of_key:
+            return Span(self.prefix, _next(self.prefix))
+        key = query.first or b""
+        start = self.prefix + codec.pair_prefix(key)
+        return (
+            Span(start, (start + b"\xff" * _MAX_BOUND)[:_MAX_BOUND])
+            if len(key) < codec.MAX_PLAIN_IDENTITY_BYTES
+            else None
+        )
+
+    def _entry(self, within: bytes, stamp: int) -> Entry:
+        key, of = codec.split_pair(within)
+        value = json.dumps({"id": of.decode("utf-8", "replace")}, ensure_ascii=False, separators=(",", ":"))
+        return Entry(within, key, None, value, stamp, None, saturated(stamp, self._kept_ms))
+
+
+class _Hashed(_Identities):
+    """0x01 hash: an identity too long to be a store key. It can be asked for where it is a key; it tells nothing."""
+
+    prefix = codec.HASHED
+
+    def __init__(self, kept_ms: int, *, is_key: bool) -> None:
+        super().__init__(kept_ms)
+        self._is_key = is_key
+
+    def span(self, query: Query) -> Span | None:
+        if query.first is None and query.last is None:
+            return Span(self.prefix, _next(self.prefix))
+        if not (query.is_of_key and self._is_key):
+            return None
+        start = codec.store_key(query.first or b"")
+        return Span(start, start + b"\0") if start[:1] == self.prefix else None
+
+    def _entry(self, within: bytes, stamp: int) -> Entry:
+        return super()._entry(within, stamp)._replace(key=None)

@@ -1,0 +1,381 @@
+"""The read side of stores: what is in one, by key, by range of keys, or all of it, page by page.
+
+It knows how the entries of each kind of store are found and what they mean to somebody who looks (KIP-94's
+find_sessions and fetch, KIP-67's range and all). It refuses to know where a store lies: a reading says which ranges
+of store keys it wants to see and is told what is in them, so the same reading runs over LMDB, over Redis, at once or
+awaited.
+
+    ReadOnlySessionStore    find_sessions(key, earliest end, latest start), fetch(key), fetch(from, to): Query.between
+    ReadOnlyWindowStore     fetch(key, from, to), fetch(k1, k2, from, to), fetchAll: times are window starts, inclusive
+    ReadOnlyKeyValueStore   get(key), range(from, to), all
+    backward…, reverse…     Query.reverse
+
+Entries of several partitions come in one order: by key, then as in the store, then by partition. A place is where an
+entry lies in that order; what is written meanwhile moves no place, so a page that begins behind one skips nothing
+and repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from service.streams import codec
+from service.streams.clock import NOT_STARTED
+from service.streams.records import StateReader
+
+T = TypeVar("T")
+
+END_OF_TIME: Final = 2**63 - 1
+MAX_SCANNED: Final = 5_000  # entries that one page looks at; what it has then it gives, with where to go on
+
+
+class Span(NamedTuple):
+    """Store keys in [start, end)."""
+
+    start: bytes
+    end: bytes
+
+
+class Ask(NamedTuple):
+    """What a reading wants to see of one partition, at one moment: the first `limit` entries of each span."""
+
+    partition: int
+    spans: tuple[Span, ...]
+    limit: int
+    reverse: bool
+
+
+class Told(NamedTuple):
+    """What was there: the entries of each span, as of a changelog position and the operator's stream time then."""
+
+    position: int
+    stream_time: int
+    found: Sequence[Sequence[tuple[bytes, bytes]]]
+
+
+Reading = Generator[list[Ask], Sequence[Told], T]
+
+
+class Place(NamedTuple):
+    """Where an entry lies among those of all partitions."""
+
+    within: bytes
+    partition: int
+
+
+class Entry(NamedTuple):
+    """One entry. `value`: JSON text; `window`: (start, end); `lives_until`: the last stream time that sees it;
+    `closes_at`: the stream time that makes it final, None where none does. `within`: its place in its partition.
+    """
+
+    within: bytes
+    key: bytes | None
+    window: tuple[int, int] | None
+    value: str | None
+    timestamp: int
+    closes_at: int | None
+    lives_until: int
+
+
+class Found(NamedTuple):
+    """An entry as a page shows it."""
+
+    entry: Entry
+    partition: int
+    is_final: bool
+
+
+class Page(NamedTuple):
+    """Entries in order, where the next page begins (None: there is none), and as of what: partition → Told."""
+
+    items: list[Found]
+    next: Place | None
+    told: dict[int, Told]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which entries: keys from `first` to `last`, both included (None: no bound), and times, both included.
+
+    Times of a session: its end from `from_time`, its start up to `to_time`; of a window: its start.
+    """
+
+    first: bytes | None = None
+    last: bytes | None = None
+    from_time: int = 0
+    to_time: int = END_OF_TIME
+    reverse: bool = False
+
+    @classmethod
+    def of_key(cls, key: bytes, from_time: int = 0, to_time: int = END_OF_TIME, *, reverse: bool = False) -> Query:
+        """All entries of one key."""
+        return cls(key, key, from_time, to_time, reverse)
+
+    @property
+    def is_of_key(self) -> bool:
+        return self.first is not None and self.first == self.last
+
+
+class Family(Protocol):
+    """Entries of a store that lie together and in the order of their places: one prefix of its keys."""
+
+    def span(self, query: Query) -> Span | None:
+        """Where the wanted ones lie, at most; None when there can be none."""
+
+    def beyond(self, within: bytes, *, reverse: bool) -> bytes:
+        """The bound of a span that leaves out what lies up to a place (and may leave some of it in)."""
+
+    def reach(self, key: bytes, *, reverse: bool) -> bytes:
+        """The place up to which everything is seen with a store key, and all before it."""
+
+    def read(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
+        """What store entries hold; both in the order of their places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a store looks like: its families, and how its windows close and are bounded by a query's times."""
+
+    families: tuple[Family, ...]
+    is_end_inclusive: bool = False  # a session or sliding window may still change at the very time it closes at
+    is_session: bool = False
+
+    def is_wanted(self, entry: Entry, query: Query) -> bool:
+        """Whether the query's keys and times take the entry."""
+        if entry.key is None:
+            return query.is_of_key or (query.first is None and query.last is None)
+        is_below = query.first is not None and entry.key < query.first
+        if is_below or (query.last is not None and entry.key > query.last):
+            return False
+        if entry.window is None:
+            return True
+        start, end = entry.window
+        return (end if self.is_session else start) >= query.from_time and start <= query.to_time
+
+    def is_final(self, entry: Entry, stream_time: int) -> bool:
+        """Whether nothing changes the entry any more."""
+        if entry.closes_at is None:
+            return False
+        return stream_time > entry.closes_at if self.is_end_inclusive else stream_time >= entry.closes_at
+
+
+def read_page(
+    form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None = None
+) -> Reading[Page]:
+    """The first `limit` entries of a query beyond `after` that stream time has not expired."""
+    if len(partitions) == 1 and after is None and query.is_of_key:
+        page = yield from _read_few(form, query, partitions[0], limit)
+        if page is not None:
+            return page
+    return (yield from _read_merged(form, query, partitions, limit, after))
+
+
+def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[Page | None]:
+    """All entries of a query in one partition, seen at once; None where there are too many for that."""
+    spans = [(family, span) for family in form.families if (span := family.span(query)) is not None]
+    asked = Ask(partition, tuple([span for _, span in spans]), limit + 1, query.reverse)
+    (told,) = yield [asked]
+    found: list[Entry] = []
+    for (family, _), entries in zip(spans, told.found, strict=True):
+        if len(entries) > limit:
+            return None
+        if entries:
+            found += family.read(entries[::-1] if query.reverse else entries)
+    if len(found) > limit:
+        return None
+    found.sort(key=_within, reverse=query.reverse)
+    time = told.stream_time
+    items = [
+        Found(_named(entry, query), partition, form.is_final(entry, time))
+        for entry in found
+        if entry.lives_until >= time and form.is_wanted(entry, query)
+    ]
+    return Page(items, None, {partition: told})
+
+
+def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:
+    """Entries of all partitions, in one order."""
+    runs = [
+        _Run(partition, family, span)
+        for partition in partitions
+        for family in form.families
+        if (span := _resumed(family, family.span(query), partition, query, after)) is not None
+    ]
+    merge = _Merge(form, query, limit, after, runs)
+    chunk = limit + 1 if len(partitions) == 1 else max(16, 2 * limit // len(partitions))
+    asks = merge.asks(chunk, partitions)
+    while asks:
+        merge.take(asks, (yield asks))
+        asks = [] if merge.collect() else merge.asks(chunk)
+    return merge.page()
+
+
+def read(reading: Reading[T], snapshots: Mapping[int, Snapshot]) -> T:
+    """Run a reading over snapshots of partitions that are at hand."""
+    try:
+        asks = next(reading)
+        while True:
+            asks = reading.send([tell(snapshots[ask.partition], ask) for ask in asks])
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class Snapshot(StateReader, Protocol):
+    """One consistent view of a partition of a store."""
+
+    @property
+    def position(self) -> int: ...
+
+
+def tell(snapshot: Snapshot, ask: Ask) -> Told:
+    """Answer an ask from a snapshot."""
+    packed = snapshot.get(codec.OBS_KEY)
+    stream_time = codec.unpack_obs(packed) if packed else NOT_STARTED
+    found = [snapshot.scan(start, end, ask.limit, reverse=ask.reverse) for start, end in ask.spans]
+    return Told(snapshot.position, stream_time, found)
+
+
+# ---------------------------------------------------------------- many runs, one order
+
+
+@dataclass(slots=True)
+class _Run:
+    """One family of one partition on the way: the span that is left, and what was found and not given yet."""
+
+    partition: int
+    family: Family
+    span: Span
+    found: deque[Entry] = field(default_factory=deque)
+    is_done: bool = False
+    seen_up_to: Place | None = None
+
+    @property
+    def is_hungry(self) -> bool:
+        return not self.found and not self.is_done
+
+    @property
+    def next_place(self) -> Place:
+        return Place(self.found[0].within, self.partition)
+
+    def feed(self, entries: Sequence[tuple[bytes, bytes]], limit: int, *, reverse: bool) -> Sequence[Entry]:
+        """What came of the span, in order; it goes on behind that."""
+        self.is_done = len(entries) < limit
+        if not entries:
+            return ()
+        last = entries[-1][0]
+        self.span = Span(self.span.start, last) if reverse else Span(last + b"\0", self.span.end)
+        self.seen_up_to = Place(self.family.reach(last, reverse=reverse), self.partition)
+        if not reverse:
+            return self.family.read(entries)
+        return self.family.read(entries[::-1])[::-1]
+
+
+class _Merge:
+    """Runs on their way into one page."""
+
+    def __init__(self, form: Form, query: Query, limit: int, after: Place | None, runs: list[_Run]) -> None:
+        self._form, self._query, self._limit, self._after, self._runs = form, query, limit, after, runs
+        self._scanned = 0
+        self._items: list[Found] = []
+        self._next: Place | None = None
+        self._told: dict[int, Told] = {}
+
+    def page(self) -> Page:
+        """What was given; one more than wanted says that there are more."""
+        items, following = self._items, self._next
+        if len(items) > self._limit:
+            items = items[: self._limit]
+            following = Place(items[-1].entry.within, items[-1].partition)
+        return Page(items, following, self._told)
+
+    def asks(self, chunk: int, partitions: Sequence[int] = ()) -> list[Ask]:
+        """What has to be seen before more can be given, nothing when all is; `partitions` are asked in any case."""
+        wanted: dict[int, list[Span]] = {partition: [] for partition in partitions}
+        for run in self._runs:
+            if run.is_hungry:
+                wanted.setdefault(run.partition, []).append(run.span)
+        return [Ask(partition, tuple(spans), chunk, self._query.reverse) for partition, spans in wanted.items()]
+
+    def take(self, asks: list[Ask], answers: Sequence[Told]) -> None:
+        """Keep what was found and is wanted."""
+        told = dict(zip((ask.partition for ask in asks), answers, strict=True))
+        lists = {partition: iter(answer.found) for partition, answer in told.items()}
+        self._told.update(told)
+        for run in [run for run in self._runs if run.is_hungry]:
+            entries = next(lists[run.partition])
+            self._scanned += len(entries)
+            stream_time = told[run.partition].stream_time
+            for entry in run.feed(entries, asks[0].limit, reverse=self._query.reverse):
+                if entry.lives_until >= stream_time and self._is_wanted(entry, run.partition):
+                    run.found.append(entry)
+
+    def collect(self) -> bool:
+        """Give what is next in order, as far as that is known. True when the page is complete."""
+        while len(self._items) <= self._limit:
+            if any(run.is_hungry for run in self._runs):
+                return self._scanned >= MAX_SCANNED and self._stop_short()
+            run = self._first()
+            if run is None:
+                return True
+            self._give(run)
+        return True
+
+    def _is_wanted(self, entry: Entry, partition: int) -> bool:
+        is_new = self._after is None or self._comes_before(self._after, Place(entry.within, partition))
+        return is_new and self._form.is_wanted(entry, self._query)
+
+    def _comes_before(self, one: Place, other: Place) -> bool:
+        return one > other if self._query.reverse else one < other
+
+    def _stop_short(self) -> bool:
+        """End the page where too much was looked at: at the first place behind which something was not seen."""
+        unseen = [run.seen_up_to for run in self._runs if run.is_hungry]
+        reached = [place for place in unseen if place is not None]
+        if len(reached) < len(unseen):
+            return False
+        bound = max(reached) if self._query.reverse else min(reached)
+        while len(self._items) <= self._limit and (run := self._first()) is not None:
+            if self._comes_before(bound, run.next_place):
+                break
+            self._give(run)
+        self._next = bound
+        return True
+
+    def _first(self) -> _Run | None:
+        """The run whose next entry comes first."""
+        ready = [run for run in self._runs if run.found]
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        choose = max if self._query.reverse else min
+        return choose(ready, key=_next_place)
+
+    def _give(self, run: _Run) -> None:
+        entry = _named(run.found.popleft(), self._query)
+        is_final = self._form.is_final(entry, self._told[run.partition].stream_time)
+        self._items.append(Found(entry, run.partition, is_final))
+
+
+def _named(entry: Entry, query: Query) -> Entry:
+    """A hash tells nothing, but it was asked for by its key."""
+    return entry._replace(key=query.first) if entry.key is None and query.is_of_key else entry
+
+
+def _within(entry: Entry) -> bytes:
+    return entry.within
+
+
+def _next_place(run: _Run) -> Place:
+    return run.next_place
+
+
+def _resumed(family: Family, span: Span | None, partition: int, query: Query, after: Place | None) -> Span | None:
+    """What is left of a span beyond a place; entries exactly there are told apart later, one by one."""
+    if span is None or after is None:
+        return span
+    bound = family.beyond(after.within, reverse=query.reverse)
+    span = Span(span.start, min(span.end, bound)) if query.reverse else Span(max(span.start, bound), span.end)
+    return span if span.start < span.end else None

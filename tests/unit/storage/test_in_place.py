@@ -1,0 +1,110 @@
+"""Replicas read where they lie: the furthest that can be trusted, found again when it moves, never one that is gone.
+
+LMDB wants each environment opened once a process, so writers here close before anybody reads; a test with a writer in
+another process is in the integration tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.storage import in_place
+from service.storage.in_place import ReplicaMissing, ReplicasInPlace
+from service.storage.replica import Replica, replica_path
+from tests.unit.storage.replicas import STORE, changes, key, value
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplicasInPlace]:
+    monkeypatch.setattr(in_place, "LOOK_AGAIN_S", 0.0)
+    opened = ReplicasInPlace(tmp_path)
+    yield opened
+    opened.close()
+
+
+def write(root: Path, instance: str, upto: int, *, lineage: str = "lineage", stamp: int = 5) -> Path:
+    """A replica that was replayed up to a position, and closed; the folder of this life."""
+    replica = Replica.open(replica_path(root, instance, "store", 0), STORE, "store", lineage)
+    replica.apply(replica.position, upto, changes({key(1): stamp}))
+    folder = replica.path
+    replica.close()
+    return folder
+
+
+def found(replicas: ReplicasInPlace, lineage: str = "lineage") -> tuple[int, bytes | None, str]:
+    with replicas.reader("store", 0, lineage) as (view, instance):
+        return view.position, view.get(key(1)), instance
+
+
+def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+    write(tmp_path, "one", 3, lineage="another")
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+    assert found(replicas, "another")[0] == 3
+
+
+def test_the_furthest_of_several_is_read(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    write(tmp_path, "one", 3, stamp=1)
+    assert found(replicas) == (3, value(1), "one")
+    write(tmp_path, "two", 9, stamp=2)
+    assert found(replicas) == (9, value(2), "two")
+    write(tmp_path, "three", 4, stamp=3)
+    assert found(replicas) == (9, value(2), "two")
+    assert replicas.size("store", 0, "lineage")[0] == 1
+
+
+def test_one_that_is_deleted_is_not_read_any_more(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    write(tmp_path, "one", 3, stamp=1)
+    gone = write(tmp_path, "two", 9, stamp=2)
+    assert found(replicas)[2] == "two"
+    shutil.rmtree(gone)
+    assert found(replicas) == (3, value(1), "one")
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+
+
+def test_a_new_life_in_the_same_place_is_another_replica(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    first = write(tmp_path, "one", 9, stamp=1)
+    assert found(replicas)[0] == 9
+    shutil.rmtree(first)
+    write(tmp_path, "one", 2, stamp=7)
+    assert found(replicas) == (2, value(7), "one")
+
+
+@pytest.mark.parametrize("mark", ["damaged", "another boot"])
+def test_one_that_can_not_be_trusted_is_not_read(replicas: ReplicasInPlace, tmp_path: Path, mark: str) -> None:
+    folder = write(tmp_path, "one", 3)
+    assert found(replicas)[0] == 3
+    (folder / "open").write_text(mark)
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+
+
+def test_what_is_no_replica_is_passed_over(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    base = replica_path(tmp_path, "one", "store", 0)
+    (base / "0").mkdir(parents=True)
+    (base / "1").mkdir()
+    (base / "1" / "data.mdb").write_bytes(b"no environment")
+    (base / "a file").write_text("")
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+    write(tmp_path, "two", 3)
+    assert found(replicas)[2] == "two"
+
+
+def test_replicas_that_nobody_asks_for_are_closed(
+    replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "one", 3)
+    found(replicas)
+    monkeypatch.setattr(in_place, "UNUSED_S", -1.0)
+    with pytest.raises(ReplicaMissing), replicas.reader("other", 0, "lineage"):
+        pass
+    assert replicas._known == {}
