@@ -23,6 +23,7 @@ from typing import NamedTuple, TypedDict
 from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog import closing
 from service.catalog import tasks as work
 from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
 from service.catalog.jobs import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle, streams_of
@@ -50,18 +51,22 @@ class HeldTask(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PollAnswer:
-    """`body` is the answer; when it `is_ready` it should go out at once, else when one of `topics` wakes."""
+    """`body` is the answer; when it `is_ready` it should go out at once, else when one of `topics` wakes or
+    `look_again_ms` have passed (None: no need to).
+    """
 
     body: Json
     is_ready: bool
     topics: frozenset[str]
+    look_again_ms: int | None = None
 
 
 # ---------------------------------------------------------------- what every poll and heartbeat asks, built once
 
 _SLOT = (
     select(Slot.job_id, Job.state, Instance.state, Job.max_batch_records)
-    .add_columns(exists().where(Skip.job_id == Job.id), Slot.lease_until_ms - Now(), Slot.lease_ms)
+    .add_columns(Job.idle_close_after_ms, exists().where(Skip.job_id == Job.id))
+    .add_columns(Slot.lease_until_ms - Now(), Slot.lease_ms)
     .join(Job, Job.id == Slot.job_id)
     .join(Instance, Instance.id == Slot.instance_id)
     .where(Slot.id == bindparam("slot_id"), Slot.state == LIVE, Instance.state.in_(PRESENT))
@@ -298,6 +303,7 @@ class _SlotNow(NamedTuple):
     is_wanted: bool
     is_working: bool
     max_batch_records: int
+    idle_close_after_ms: int | None
     has_skips: bool
     is_lease_due: bool
 
@@ -309,28 +315,32 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswe
         return PollAnswer({"directive": "leave", "tasks": []}, True, frozenset(topics)), now.is_lease_due
     tasks = work.assigned_to(s, slot_id)
     topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
+    staying = [task for task in tasks if task.target_slot_id is None]
+    to_advance = closing.to_advance(s, now.job_id, now.idle_close_after_ms, staying if now.is_working else [])
     described = work.describe(
         s,
         slot_id,
-        [task for task in tasks if task.target_slot_id is None],
+        staying,
+        to_advance.reasons,
         job_id=now.job_id,
         max_records=now.max_batch_records if now.is_working else 0,
         has_skips=now.has_skips,
     )
     owned = {(task["task"], task["epoch"]) for task in described}
     is_news = owned != {(task["task"], task["epoch"]) for task in held}
-    is_ready = is_news or any(task["work"] for task in described)
+    is_ready = is_news or any(task["work"] or task["advance"] for task in described)
     is_due = now.is_lease_due or any(_is_to_write(task, held) for task in tasks)
-    return PollAnswer({"directive": "run", "tasks": described}, is_ready, frozenset(topics)), is_due
+    body: Json = {"directive": "run", "tasks": described}
+    return PollAnswer(body, is_ready, frozenset(topics), to_advance.look_again_ms), is_due
 
 
 def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
-    job_id, job_state, instance_state, max_batch_records, has_skips, left_ms, lease_ms = row
-    is_wanted = job_state in STAFFED and instance_state == LIVE
-    return _SlotNow(job_id, is_wanted, job_state in WORKING, max_batch_records, has_skips, _is_due(left_ms, lease_ms))
+    job_id, job_state, instance_state, max_batch_records, idle_ms, has_skips, left_ms, lease_ms = row
+    is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, _is_due(left_ms, lease_ms)
+    return _SlotNow(job_id, is_wanted, job_state in WORKING, max_batch_records, idle_ms, has_skips, is_due)
 
 
 def _is_to_write(task: Assigned, held: Sequence[HeldTask]) -> bool:

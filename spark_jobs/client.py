@@ -136,7 +136,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class AssignedTask:
-    """A task of this slot as the catalog sees it now. `changelogs`: store → end; `skips`: offsets to pass over."""
+    """A task of this slot as the catalog sees it now. `changelogs`: store → end; `skips`: offsets to pass over;
+    `advance`: why it shall close what is open, instead of working.
+    """
 
     id: str
     name: str
@@ -147,6 +149,12 @@ class AssignedTask:
     work: Work | None
     changelogs: Mapping[str, int]
     skips: frozenset[int]
+    advance: Literal["idle", "flush"] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do."""
+        return self.work is not None or self.advance is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +324,7 @@ def _assigned(task: Json) -> AssignedTask:
         work=None if work is None else _work(work),
         changelogs={name: at["end"] for name, at in task["changelogs"].items()},
         skips=frozenset(task["skips"]),
+        advance=task["advance"],
     )
 
 

@@ -44,7 +44,7 @@ from spark_jobs.client import (
     slot_path,
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
-from spark_jobs.task import Routes, described, read_batch, run_batch
+from spark_jobs.task import Routes, advance, described, read_batch, run_batch
 from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
@@ -221,7 +221,7 @@ class Slot:
         if self._has_full_batch:
             return 0.0
         now_s = time.monotonic()
-        with_work = [task for task in self._tasks.values() if task.now.work]
+        with_work = [task for task in self._tasks.values() if task.now.is_due]
         waits_s = [MAX_PAUSE_S if task.has_failed else task.not_before_s - now_s for task in with_work]
         return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
 
@@ -306,18 +306,17 @@ class Slot:
     # ------------------------------------------------------------ run
 
     def _run_round(self) -> None:
-        """Run every task that has work, then commit; a long round commits in between."""
-        ready = [(task, task.now.work) for task in self._tasks.values() if task.now.work and task.is_ready]
-        self._has_full_batch = any(self._is_full(work) for _, work in ready)
+        """Run every task that has something to do, then commit; a long round commits in between."""
+        ready = [task for task in self._tasks.values() if task.now.is_due and task.is_ready]
+        self._has_full_batch = any(self._is_full(task.now.work) for task in ready)
         if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
             return
         self._round_start_s = since_s = time.monotonic()
         written: list[_Written] = []
-        for task, work in ready:
+        for task in ready:
             self._pulse.beat()
-            self._is_swollen |= work.end - work.start > SWELLS_RECORDS
             with self._border(task):
-                written.append(self._run_task(task, work))
+                written.append(self._run_task(task))
             if time.monotonic() - since_s > ROUND_S:
                 self._commit(written)
                 written, since_s = [], time.monotonic()
@@ -327,7 +326,7 @@ class Slot:
 
     def _slim_down(self) -> None:
         """Give memory back once there is nothing to do after much."""
-        if self._is_swollen and not any(task.now.work for task in self._tasks.values()):
+        if self._is_swollen and not any(task.now.is_due for task in self._tasks.values()):
             memory.hand_back()
             self._is_swollen = False
 
@@ -335,15 +334,20 @@ class Slot:
         left_s: float = self._round_start_s + self._interval_s - time.monotonic()
         return left_s
 
-    def _is_full(self, work: Work) -> bool:
-        return work.end - work.start >= int(self._joined.spec["max_batch_records"])
+    def _is_full(self, work: Work | None) -> bool:
+        return work is not None and work.end - work.start >= int(self._joined.spec["max_batch_records"])
 
-    def _run_task(self, task: OwnedTask, work: Work) -> _Written:
-        """Run one batch and write its segment; nobody sees it before the commit."""
-        batch = read_batch(self._storage, work, task.now.skips)
+    def _run_task(self, task: OwnedTask) -> _Written:
+        """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
+        chain, work = self._chain_of(task.now.sub_topology), task.now.work
+        self._is_swollen |= work is None or work.end - work.start > SWELLS_RECORDS
+        batch = None if work is None else read_batch(self._storage, work, task.now.skips)
         with ExitStack() as views:
             states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
-            done = run_batch(task.now, self._chain_of(task.now.sub_topology), batch, states, self._routes)
+            if batch is None:
+                done = advance(task.now, chain, states, self._routes)
+            else:
+                done = run_batch(task.now, chain, batch, states, self._routes)
         if done.segment is None:
             return _Written(task, done.commit)
         if not self._spare:

@@ -10,12 +10,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from service.storage.segments import EncodedSegment, Storage, encode_segment
+from service.streams import clock
 from service.streams.partitioner import sink_partition_of
 from service.streams.records import Chunk, StateReader, as_task_batch
 from service.streams.topology.chain import Chain, ChainResult
@@ -81,20 +81,25 @@ def run_batch(
     """
     started = time.perf_counter()
     result = chain.run(batch.records, states)
-    outputs = list(_outputs(result, task.partition, routes))
-    changes = [(store, routes.stores[store].changelog, batch) for store, batch in result.changes.items()]
-    pieces = outputs + [(changelog, task.partition, batch) for _, changelog, batch in changes]
-    if chain.dropped is not None and result.dropped:
-        pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped)))
-    segment = encode_segment(pieces) if pieces else None
-    counters = {
-        "records_in": batch.records.num_rows,
-        "records_out": sum(records.num_rows for _, _, records in outputs),
-        "dropped": counted(result.dropped),
-        "batch_ms": round((time.perf_counter() - started) * 1000, 3),
-    }
-    changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
-    return Done(segment, changelogs, _commit(task, batch, counters, result.stream_time))
+    moved: Json = {"stream_id": batch.stream_id, "partition": batch.partition, "from": batch.start, "to": batch.end}
+    return _done(task, chain, result, routes, started, records_in=batch.records.num_rows, positions=[moved])
+
+
+def advance(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader], routes: Routes) -> Done:
+    """Close what is open in the stores: move stream time to the lowest time that does it; inputs stay where they are.
+
+    What this sends down the chain may be open there: the task is done when nothing is found to be.
+    """
+    started = time.perf_counter()
+    to = chain.horizon(states)
+    advanced: Json = {"to": to, "reason": task.advance}
+    if to is None or task.advance is None:
+        return Done(None, {}, _commit(task, [], {}, clock.NOT_STARTED) | {"advance": advanced})
+    result = chain.advance(to, states, task.advance)
+    done = _done(task, chain, result, routes, started, records_in=0, positions=[])
+    done.commit["advance"] = advanced
+    done.commit["counters"]["advances"] = {task.advance: 1}
+    return done
 
 
 def described(segment: EncodedSegment, segment_id: str) -> Json:
@@ -141,14 +146,40 @@ def _cut(records: pa.RecordBatch, count: int, partition: int) -> Iterator[tuple[
         yield target, records.take(pa.array(rows[ends[target] - sizes[target] : ends[target]]))
 
 
-def _commit(task: AssignedTask, batch: Batch, counters: Json, stream_time: int) -> Json:
-    moved: dict[str, Any] = {"stream_id": batch.stream_id, "partition": batch.partition}
+def _done(
+    task: AssignedTask,
+    chain: Chain,
+    result: ChainResult,
+    routes: Routes,
+    started: float,
+    *,
+    records_in: int,
+    positions: list[Json],
+) -> Done:
+    """What the operators gave, as one segment and a commit."""
+    outputs = list(_outputs(result, task.partition, routes))
+    changes = [(store, routes.stores[store].changelog, batch) for store, batch in result.changes.items()]
+    pieces = outputs + [(changelog, task.partition, batch) for _, changelog, batch in changes]
+    if chain.dropped is not None and result.dropped:
+        pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped)))
+    segment = encode_segment(pieces) if pieces else None
+    counters = {
+        "records_in": records_in,
+        "records_out": sum(records.num_rows for _, _, records in outputs),
+        "dropped": counted(result.dropped),
+        "batch_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+    changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
+    return Done(segment, changelogs, _commit(task, positions, counters, result.stream_time))
+
+
+def _commit(task: AssignedTask, positions: list[Json], counters: Json, stream_time: int) -> Json:
     return {
         "commit_id": uuid.uuid4().hex,
         "task": task.id,
         "epoch": task.epoch,
         "version": task.version,
-        "positions": [{**moved, "from": batch.start, "to": batch.end}],
+        "positions": positions,
         "segment": None,
         "counters": counters,
         "stream_time": stream_time,

@@ -116,12 +116,20 @@ class WrittenSegment(TypedDict):
     chunks: list[WrittenChunk]
 
 
+class Advanced(TypedDict):
+    """Stream time was moved by hand `to`; null: nothing was open."""
+
+    to: Count | None
+    reason: Literal["idle", "flush"]
+
+
 class Counters(TypedDict, total=False):
     """What the batch adds to the totals of its task."""
 
     records_in: Count
     records_out: Count
     dropped: dict[str, dict[str, int]]
+    advances: dict[str, Count]
     batch_ms: int | float
 
 
@@ -134,6 +142,7 @@ class Commit(TypedDict):
     version: int
     positions: list[Moved]
     segment: WrittenSegment | None
+    advance: NotRequired[Advanced | None]
     counters: NotRequired[Counters]
     stream_time: NotRequired[int]
     applied: NotRequired[dict[str, int]]
@@ -335,7 +344,8 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:
             return answer(found.body)
-        await state.hub.wait(found.topics, seen, left)
+        again_ms = found.look_again_ms
+        await state.hub.wait(found.topics, seen, left if again_ms is None else min(left, again_ms / 1000))
 
 
 @router.get(SLOT + "/chunks", responses=PROTOCOL)

@@ -69,6 +69,7 @@ class JobView(BaseModel):
     stream_time: int | None
     error: dict[str, Any] | None
     generation: int
+    is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
     stores: list[str]
     created_at: str
 
@@ -99,6 +100,9 @@ class JobTask(BaseModel):
     slot: str | None
     instance: str | None
     stream_time: int | None
+    is_closed: Annotated[bool, Field(description="Nothing is open in its stores, as its last commit found.")]
+    is_flushing: bool
+    advanced: Annotated[dict[str, Any] | None, Field(description="The last time that closing moved stream time.")]
     positions: list[JobPosition]
 
 
@@ -274,6 +278,12 @@ def restart_job(request: Request, job: str, caller: Writer) -> Response:
     return _ask(request, job, "restart", caller.name)
 
 
+@router.post("/v1/jobs/{job:name}:flush", **VERB)
+def flush_job(request: Request, job: str, caller: Writer) -> Response:
+    """Close every window, session and buffer once what is there now is read; `wait=caught_up` then waits for it."""
+    return tagged(request, request.state.catalog.write(_flush, job, caller.name))
+
+
 @router.post(
     "/v1/jobs/{job:name}:skip",
     responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
@@ -366,6 +376,11 @@ def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:
     return _view_of(s, name)
 
 
+def _flush(s: Session, name: str, who: str) -> dict[str, Any]:
+    jobs.flush_job(s, name, who=who)
+    return _view_of(s, name)
+
+
 def _skip(s: Session, name: str, wanted: SkipRequest) -> dict[str, Any]:
     jobs.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
     return _view_of(s, name)
@@ -391,6 +406,7 @@ def _view(s: Session, job: Job) -> dict[str, Any]:
         "stream_time": jobs.stream_time(s, job.id),
         "error": job.error,
         "generation": job.generation,
+        "is_flushing": jobs.is_flushing(s, job.id),
         "stores": [store.name for store in jobs.stores_of(s, job.id)],
         "created_at": job.created_at.isoformat(),
     }

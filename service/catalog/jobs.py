@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
+from service.catalog.closing import ask_to_flush
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
 from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
 from service.catalog.tables import (
@@ -107,6 +108,7 @@ def create_job(
         reason="created",
         parallelism=spec.parallelism,
         max_batch_records=spec.max_batch_records,
+        idle_close_after_ms=spec.idle_close_after_ms,
     )
     s.add(job)
     s.flush()
@@ -255,9 +257,9 @@ def positions(s: Session, job_id: str) -> list[Position]:
 
 
 def is_caught_up(s: Session, job_id: str) -> bool:
-    """Every input is read to its end, and every replica has applied its changelog to its end."""
-    behind = _inputs(job_id).where(TaskPosition.position < Partition.end_offset).limit(1)
-    if s.execute(behind).first() is not None:
+    """Every input is read to its end, no flush is under way, every replica has applied its changelog to its end."""
+    is_behind = (TaskPosition.position < Partition.end_offset) | Task.flush_at.is_not(None)
+    if s.execute(_inputs(job_id).where(is_behind).limit(1)).first() is not None:
         return False
     changelogs = (
         select(Task.applied, Store.id, Partition.end_offset)
@@ -316,6 +318,9 @@ def _describe(task: Task, instance_id: str | None) -> Json:
         "instance": instance_id,
         "moving_to": task.target_slot_id,
         "stream_time": task.stream_time,
+        "is_closed": task.is_closed,
+        "is_flushing": task.flush_at is not None,
+        "advanced": task.advanced,
         "counters": task.counters,
         "applied": task.applied,
         "updated_ms": task.updated_ms,
@@ -417,6 +422,22 @@ def fail_job(s: Session, job: Job, error: Json) -> None:
 def _live_slots(s: Session, job_id: str) -> bool:
     live = select(Slot.id).where(Slot.job_id == job_id, Slot.state == "live").limit(1)
     return s.scalars(live).one_or_none() is not None
+
+
+def flush_job(s: Session, name: str, *, who: str = "") -> Job:
+    """Have a job close all that is open once it has read what is there now. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    if job.state not in WORKING:
+        raise IllegalTransition(job.state, "flush")
+    ask_to_flush(s, job.id, lock_tasks(s, job.id))
+    _note(s, job, job.state, job.state, "flush", who)
+    return job
+
+
+def is_flushing(s: Session, job_id: str) -> bool:
+    """Whether a flush is under way."""
+    query = select(Task.id).where(Task.job_id == job_id, Task.flush_at.is_not(None)).limit(1)
+    return s.execute(query).first() is not None
 
 
 def _note(

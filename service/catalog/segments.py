@@ -129,12 +129,13 @@ class Appender:
 
     def write(self) -> None:
         """Put it all into the tables, and wake who reads the streams."""
-        if self._segments:
-            at = now_ms(self._s)
-            self._s.execute(update(Segment), [{**row, "published_ms": at} for row in self._segments])
+        if not self._segments:
+            return
+        at = now_ms(self._s)
+        self._s.execute(update(Segment), [{**row, "published_ms": at} for row in self._segments])
         if self._chunks:
             self._s.execute(insert(ChunkRow), self._chunks)
-            self._s.execute(update(Partition), [self._rows[pair] for pair in sorted(self._grown)])
+            self._s.execute(update(Partition), [{**self._rows[p], "published_ms": at} for p in sorted(self._grown)])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
 
     def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:

@@ -84,7 +84,7 @@ class Stream(Table):
 
 
 class Partition(Table):
-    """Where a partition starts and ends; `bytes` and `records` count what is between."""
+    """Where a partition starts and ends; `bytes` and `records` count what is between. `published_ms`: when it grew."""
 
     __tablename__ = "partitions"
 
@@ -94,6 +94,7 @@ class Partition(Table):
     end_offset: Mapped[int] = mapped_column(default=0)
     bytes: Mapped[int] = mapped_column(default=0)
     records: Mapped[int] = mapped_column(default=0)
+    published_ms: Mapped[int | None]
 
 
 class Segment(Table):
@@ -164,6 +165,7 @@ class Job(Table):
     generation: Mapped[int] = mapped_column(default=0)
     parallelism: Mapped[int | None] = mapped_column(Integer)
     max_batch_records: Mapped[int]
+    idle_close_after_ms: Mapped[int | None]
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
@@ -224,7 +226,9 @@ class Task(Table):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
     `target_slot_id` is the slot to hand it to when its owner next asks for work; `last_instance_id` outlives the
-    owner, for replicas do.
+    owner, for replicas do. `is_closed`: nothing is open in its stores, as its last commit found; `flush_at`: the
+    ends of its inputs when somebody asked to flush it, until that is done; `advanced`: the last time that stream time
+    was moved by hand.
     """
 
     __tablename__ = "tasks"
@@ -244,6 +248,9 @@ class Task(Table):
     counters: Mapped[Json] = mapped_column(default=dict)
     applied: Mapped[Json] = mapped_column(default=dict)
     stream_time: Mapped[int] = mapped_column(default=-1)
+    is_closed: Mapped[bool] = mapped_column(default=True)
+    flush_at: Mapped[Json | None]
+    advanced: Mapped[Json | None]
     updated_ms: Mapped[int]
 
 

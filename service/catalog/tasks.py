@@ -14,16 +14,18 @@ Locks are taken in the order of the catalog: tasks by id, segments by id, partit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict, cast
 
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog import closing
+from service.catalog.closing import Advance, Reason
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.jobs import summed
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
-from service.catalog.tables import Json, Partition, Skip, Store, Task, TaskPosition
+from service.catalog.tables import Job, Json, Partition, Skip, Store, Task, TaskPosition
 from service.streams.records import ChunkMeta
 
 Move = TypedDict("Move", {"stream_id": str, "partition": int, "from": int, "to": int})
@@ -38,7 +40,7 @@ class SegmentToPublish(TypedDict):
 
 
 class TaskCommit(TypedDict):
-    """What a task did in one batch: inputs moved, at most one segment to publish."""
+    """What a task did in one batch: inputs or stream time moved, at most one segment to publish."""
 
     commit_id: str
     task: str
@@ -46,6 +48,7 @@ class TaskCommit(TypedDict):
     version: int
     positions: Sequence[Move]
     segment: SegmentToPublish | None
+    advance: NotRequired[Advance | None]
     counters: NotRequired[Json]
     stream_time: NotRequired[int]
     applied: NotRequired[dict[str, int]]
@@ -87,8 +90,10 @@ class Assigned:
     epoch: int
     version: int
     target_slot_id: str | None
+    is_closed: bool
+    flush_at: Json | None
     applied: Json
-    inputs: list[Input]
+    inputs: list[Input] = field(default_factory=list)
 
     @property
     def is_truncated(self) -> bool:
@@ -101,9 +106,10 @@ class Assigned:
         return next((at for at in self.inputs if at.start <= at.position < at.end), None)
 
 
+_INPUT_COLUMNS = 5
 _TASK = (Task.id, Task.name, Task.sub_topology, Task.partition, Task.epoch, Task.version, Task.target_slot_id)
 _OWNED = (
-    select(*_TASK, Task.applied)
+    select(*_TASK, Task.is_closed, Task.flush_at, Task.applied)
     .add_columns(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
     .add_columns(Partition.start_offset, Partition.end_offset)
     .join(TaskPosition, TaskPosition.task_id == Task.id)
@@ -128,17 +134,26 @@ _CHANGELOGS = (
 def assigned_to(s: Session, slot_id: str) -> list[Assigned]:
     """The tasks of a slot with their inputs; one query."""
     tasks: dict[str, Assigned] = {}
-    for i, name, sub, p, epoch, version, target, applied, *at in s.execute(_OWNED, {"slot_id": slot_id}):
-        if i not in tasks:
-            tasks[i] = Assigned(i, name, sub, p, epoch, version, target, applied, [])
-        tasks[i].inputs.append(Input(*at))
+    for row in s.execute(_OWNED, {"slot_id": slot_id}):
+        about, at = row[:-_INPUT_COLUMNS], row[-_INPUT_COLUMNS:]
+        task = tasks.setdefault(row.id, Assigned(*about))
+        task.inputs.append(Input(*at))
     return list(tasks.values())
 
 
 def describe(
-    s: Session, slot_id: str, tasks: Sequence[Assigned], *, job_id: str, max_records: int, has_skips: bool
+    s: Session,
+    slot_id: str,
+    tasks: Sequence[Assigned],
+    advances: Mapping[str, Reason],
+    *,
+    job_id: str,
+    max_records: int,
+    has_skips: bool,
 ) -> list[Json]:
-    """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none."""
+    """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none, and a task
+    that shall advance (id → why) gets none before it has done so.
+    """
     changelogs: dict[str, Json] = {task.id: {} for task in tasks}
     for task_id, name, stream_id, partition, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
         if task_id in changelogs:
@@ -152,7 +167,8 @@ def describe(
             "epoch": task.epoch,
             "version": task.version,
             "inputs": [_describe_input(at) for at in task.inputs],
-            "work": _work(s, task.input_with_work, max_records),
+            "work": None if task.id in advances else _work(s, task.input_with_work, max_records),
+            "advance": advances.get(task.id),
             "changelogs": changelogs[task.id],
             "skips": _skips(s, job_id, task) if has_skips else [],
         }
@@ -219,7 +235,8 @@ class _Committing:
         segments = [commit["segment"] for commit in commits if commit["segment"] is not None]
         self._segments = lock_segments(s, {segment["id"] for segment in segments}) if segments else {}
         chunks = [chunk for segment in segments for chunk in segment["chunks"]]
-        self._log = Appender(s, {(chunk["stream_id"], chunk["partition"]) for chunk in chunks})
+        partitions = {(chunk["stream_id"], chunk["partition"]) for chunk in chunks}
+        self._log = Appender(s, partitions | self._read_by_idle())
 
     def run(self) -> list[Verdict]:
         verdicts = [self._judge(commit) for commit in self._commits]
@@ -238,6 +255,13 @@ class _Committing:
             .where(TaskPosition.task_id.in_(sorted(self._tasks)))
         )
         return {(row[0], row[1], row[2]): Input(*row[1:]) for row in self._s.execute(query)}
+
+    def _read_by_idle(self) -> set[tuple[str, int]]:
+        """The sources of jobs that close on idle input: locked, so that what is idle stays so until we are done."""
+        advances = [(commit["task"], commit.get("advance")) for commit in self._commits]
+        idle = {task_id for task_id, advance in advances if advance is not None and advance["reason"] == "idle"}
+        jobs = {task.job_id for task_id, task in self._tasks.items() if task_id in idle}
+        return closing.source_partitions(self._s, jobs) if jobs else set()
 
     def _judge(self, commit: TaskCommit) -> Verdict:
         task = self._tasks.get(commit["task"])
@@ -258,7 +282,19 @@ class _Committing:
             at = self._inputs.get((task.id, moved["stream_id"], moved["partition"]))
             if at is None or at.position != moved["from"] or not at.position <= moved["to"] <= at.end:
                 return "wrong_position"
-        return self._objection_to_segment(commit["segment"])
+        return self._objection_to_advance(task, commit) or self._objection_to_segment(commit["segment"])
+
+    def _objection_to_advance(self, task: Task, commit: TaskCommit) -> str | None:
+        """A batch moves by records or by hand, never both; and what allowed the latter must still be so."""
+        advance = commit.get("advance")
+        if advance is None:
+            return None
+        if commit["positions"]:
+            return "records_and_advance"
+        if advance["reason"] == "idle":
+            return None if closing.is_idle(self._s, self._s.get_one(Job, task.job_id)) else "not_idle"
+        inputs = [at for (task_id, *_), at in self._inputs.items() if task_id == task.id]
+        return None if closing.is_flush_due(task.flush_at, inputs) else "not_to_flush"
 
     def _objection_to_segment(self, segment: SegmentToPublish | None) -> str | None:
         if segment is None:
@@ -277,6 +313,9 @@ class _Committing:
             self._segments[segment["id"]] = PUBLISHED
         for moved in commit["positions"]:
             self._move(task, moved)
+            task.is_closed = False
+        if (advance := commit.get("advance")) is not None:
+            closing.note(task, advance, self._at_ms)
         task.version += 1
         verdict = _verdict(commit, "accepted", None, task.version, [at._asdict() for at in published])
         task.last_commit_id, task.last_commit_result = commit["commit_id"], dict(verdict)

@@ -156,8 +156,6 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
     yield from _unknown_start_partitions(spec, partitions)
     if spec.standby_replicas:
         yield Problem("/standby_replicas", "standby replicas are not available yet; say 0")
-    if spec.idle_close_after_ms is not None:
-        yield Problem("/idle_close_after_ms", "closing on idle input is not available yet; say null")
 
 
 def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:

@@ -1,0 +1,141 @@
+"""Closing without a record: which tasks may move their stream time by hand, because input is idle or somebody asked.
+
+It knows what `idle` is, by the catalog's clock, and up to where a flush must have read (semantics.md, Idle close and
+flush). It refuses to know what is open in a task and to which time it goes: its slot finds that, and commits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, Literal, NamedTuple, Protocol, TypedDict
+
+from sqlalchemy import bindparam, case, func, select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import Now, job_topic, progress_topic, wake
+from service.catalog.tables import Job, Json, Partition, Task, TaskPosition
+
+Reason = Literal["idle", "flush"]
+LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
+
+
+class Advance(TypedDict):
+    """What a commit says of it: stream time was moved `to` (None: nothing was open), and what for."""
+
+    to: int | None
+    reason: Reason
+
+
+class Reads(Protocol):
+    """An input of a task and where the task stands in it."""
+
+    @property
+    def stream_id(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+class MayClose(Protocol):
+    """A task as a poll sees it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def flush_at(self) -> Json | None: ...
+    @property
+    def inputs(self) -> Collection[Reads]: ...
+    @property
+    def input_with_work(self) -> Reads | None: ...
+
+
+class ToAdvance(NamedTuple):
+    """Tasks to advance now, by id, and when to look again (ms; None: when something happens)."""
+
+    reasons: Mapping[str, Reason]
+    look_again_ms: int | None
+
+
+_POSITIONS = (
+    select(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position, Partition.end_offset)
+    .add_columns(Partition.published_ms)
+    .join(Task, Task.id == TaskPosition.task_id)
+    .join(
+        Partition,
+        (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
+    )
+    .where(Task.job_id == bindparam("job_id"))
+)
+_INPUTS = _POSITIONS.subquery()
+_SILENCE = select(
+    func.sum(case((_INPUTS.c.position < _INPUTS.c.end_offset, 1), else_=0)),
+    Now() - func.max(func.coalesce(_INPUTS.c.published_ms, 0)),
+)
+
+
+def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
+    """Which of the tasks of a slot shall be told to advance."""
+    reasons: dict[str, Reason] = {}
+    is_waiting = False
+    for task in tasks:
+        if is_flush_due(task.flush_at, task.inputs):
+            reasons[task.id] = "flush"
+        elif idle_close_after_ms is not None and not task.is_closed and task.input_with_work is None:
+            reasons[task.id], is_waiting = "idle", True
+    if not is_waiting or idle_close_after_ms is None:
+        return ToAdvance(reasons, None)
+    left_ms = _until_idle_ms(s, job_id, idle_close_after_ms)
+    if left_ms > 0:
+        reasons = {task_id: reason for task_id, reason in reasons.items() if reason == "flush"}
+    return ToAdvance(reasons, max(left_ms, 0))
+
+
+def is_flush_due(flush_at: Json | None, inputs: Iterable[Reads]) -> bool:
+    """Whether a flush was asked for and everything that was there then is read."""
+    if flush_at is None:
+        return False
+    return all(at.position >= flush_at.get(f"{at.stream_id}/{at.partition}", 0) for at in inputs)
+
+
+def is_idle(s: Session, job: Job) -> bool:
+    """Whether a job's input is idle now; to be asked with its source partitions locked, so that it stays true."""
+    return job.idle_close_after_ms is not None and _until_idle_ms(s, job.id, job.idle_close_after_ms) <= 0
+
+
+def source_partitions(s: Session, job_ids: Collection[str]) -> set[tuple[str, int]]:
+    """Every partition that tasks of these jobs read."""
+    query = select(TaskPosition.stream_id, TaskPosition.partition).join(Task, Task.id == TaskPosition.task_id)
+    return {(row.stream_id, row.partition) for row in s.execute(query.where(Task.job_id.in_(job_ids)))}
+
+
+def ask_to_flush(s: Session, job_id: str, tasks: Iterable[Task]) -> None:
+    """Have locked tasks close all that is open once they have read what is there now; asking again moves the mark."""
+    ends = {(row.stream_id, row.partition): row.end_offset for row in s.execute(_POSITIONS, {"job_id": job_id})}
+    positions = select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition)
+    by_task: dict[str, Json] = {}
+    for task_id, *at in s.execute(positions.join(Task).where(Task.job_id == job_id)):
+        by_task.setdefault(task_id, {})["/".join(map(str, at))] = ends[at[0], at[1]]
+    for task in tasks:
+        task.flush_at = by_task[task.id]
+    wake(s, job_topic(job_id), progress_topic(job_id))
+
+
+def note(task: Task, advance: Advance, at_ms: int) -> None:
+    """Keep what a locked task's accepted commit says of it. With nothing open any more, the task is done with it."""
+    to, reason = advance["to"], advance["reason"]
+    if to is not None:
+        task.advanced = {"to": to, "reason": reason, "at_ms": at_ms}
+        return
+    task.is_closed = True
+    if reason == "flush":
+        task.flush_at = None
+
+
+def _until_idle_ms(s: Session, job_id: str, idle_close_after_ms: int) -> int:
+    """How long until the input of a job is idle, if nothing comes: not while there is something to read."""
+    behind, silent_ms = s.execute(_SILENCE, {"job_id": job_id}).one()
+    left_ms = idle_close_after_ms - int(silent_ms)
+    return max(left_ms, LOOK_AGAIN_MS) if behind else left_ms
