@@ -60,6 +60,15 @@ MAX_PAUSE_S: Final = 0.25
 MAX_ATTEMPTS: Final = 5
 JOIN_ATTEMPTS: Final = 20
 JOIN_PAUSE_S: Final = 0.25
+OVERTAKEN: Final = {
+    "stale_epoch",
+    "stale_version",
+    "wrong_position",
+    "segment_not_pending",
+    "unknown_task",
+    "not_idle",
+    "not_to_flush",
+}
 TRANSIENT: Final = (OSError, lmdb.Error, ReplicaDamaged, SegmentMissing)
 
 
@@ -374,6 +383,8 @@ class Slot:
                     self._replay(each, verdict)
             else:
                 self.log.warning("commit_refused", task=each.task.now.name, reason=verdict.reason)
+                with self._border(each.task):
+                    _be_understandable(verdict)
 
     def _replay(self, written: _Written, verdict: Verdict) -> None:
         """The committed changes, as a restore would read them; since the poll nobody else could commit any."""
@@ -424,6 +435,15 @@ class Slot:
             return {"code": error.code, "detail": str(error), **place}
         code = "io_failed" if isinstance(error, TRANSIENT) else "internal_error"
         return {"code": code, "detail": f"{type(error).__name__}: {error}", **place}
+
+
+def _be_understandable(verdict: Verdict) -> None:
+    """Whoever was overtaken asks again; a commit that no one could accept would be refused for ever.
+
+    Raises RuntimeError for the latter: a mistake of ours.
+    """
+    if verdict.reason not in OVERTAKEN:
+        raise RuntimeError(f"The catalog refused a commit: {verdict.reason}")
 
 
 @dataclass(frozen=True, slots=True)
