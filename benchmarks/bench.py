@@ -1,96 +1,124 @@
 """`make bench`: what Millrace does in a second, and how often that is what a peer does, in one run on one machine.
 
-Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`). Runs of Millrace and of its peer
-alternate; the ratio is that of their medians. All invariants are on: fsync, changelog, HTTP commit, replay.
+Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`). All invariants are on: fsync,
+changelog, HTTP commit, replay. Rows come from here (ingest, waiting for output), from `contests` (against Spark) and
+from `lookups`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
+from benchmarks.lookups import CLIENTS, RATE, Figures, figures
+from benchmarks.report import Row, report
 from benchmarks.running import ARROW, NDJSON, Running
 
-INTERVAL_MS = 60_000
 CORES = 2
+PARTS = ("ingest", "waits", "contests", "lookups")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table. `figure` is in `unit`; `ratio` is against `peer`, where there is one."""
+class Effort:
+    """How much is measured, and how often."""
 
-    measure: str
-    figure: float
-    unit: str
-    conditions: str
-    peer: str = ""
-    peer_figure: float | None = None
-    ratio: float | None = None
-    bar: str = ""
+    records: int
+    runs: int
+    rounds: int
+    seconds: float
+
+
+FULL = Effort(records=8_000_000, runs=3, rounds=100, seconds=5)
+QUICK = Effort(records=1_000_000, runs=1, rounds=30, seconds=2)
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="fewer records and runs: under three minutes")
-    arguments.add_argument("--records", type=int, help="deliveries of the stateful rows (8,000,000; quick: 2,000,000)")
+    arguments.add_argument("--records", type=int, help=f"of a contest ({FULL.records:,}; quick: {QUICK.records:,})")
+    arguments.add_argument("--only", choices=PARTS, action="append", help="these rows alone; may be given again")
     given = arguments.parse_args()
-    quick = given.quick
-    workload = Workload(given.records or (2_000_000 if quick else 8_000_000))
+    effort = QUICK if given.quick else FULL
+    workload = Workload(given.records or effort.records)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
-        events = bids(workload)
-        for row in _rows(events, Path(scratch), runs=1 if quick else 3):
+        for row in _rows(workload, Path(scratch), effort, given.only or PARTS):
             rows.append(row)
             print(f"  measured: {row.measure}", file=sys.stderr)
-    _print(rows, workload)
+    report(rows, workload)
     return 0
 
 
-def _rows(events: pa.Table, scratch: Path, runs: int) -> Iterator[Row]:
-    with Running(scratch / "data", cores=CORES) as running:
-        running.wait_for_instances()
-        for name in ("bids", "ndjson", "arrow", "idle"):
-            running.call("POST", "/v1/streams", json={"name": name, "partitions": 4})
-        yield _ingest(running, events.slice(0, 2_000_000), "ndjson", NDJSON, ndjson, "≥ 300,000")
-        yield _ingest(running, events.slice(0, 4_000_000), "arrow", ARROW, arrow_stream, "≥ 2,000,000")
-        yield from _latency(running)
-        _post(running, events, "bids", ARROW, arrow_stream, 200_000)
-        yield _deduplicate(running, events, scratch, runs)
+def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Row]:
+    events = bids(workload)
+    if set(parts) - {"lookups"}:
+        with Running(scratch / "data", cores=CORES) as running:
+            running.wait_for_instances()
+            if "ingest" in parts:
+                yield from _ingest(running, events, effort.runs)
+            if "waits" in parts:
+                yield from _output_waits(running, effort.rounds)
+            if "contests" in parts:
+                yield from _contests(running, events, scratch, effort.runs)
+    if "lookups" in parts:
+        for where in ("lmdb", "redis"):
+            yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
 
 
-def _ingest(
-    running: Running, events: pa.Table, stream: str, media: str, encode: Callable[[pa.Table], bytes], bar: str
-) -> Row:
-    seconds = _post(running, events, stream, media, encode, 100_000)
-    conditions = f"{events.num_rows:,} records, bodies of 100,000, two keep-alive clients, fsync before the answer"
-    return Row(f"ingest over HTTP, {stream}", events.num_rows / seconds, "rec/s", conditions, bar=bar)
+def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> Iterator[Row]:
+    events = with_closing(events)
+    running.call("POST", "/v1/streams", json={"name": SOURCE, "partitions": PARTITIONS})
+    for part in _parts(events, 200_000):  # one after another: the order of arrival is the disorder of the events
+        _post_s(running, SOURCE, ARROW, [arrow_stream(part)])
+    yield from contests(running, events, scratch, cores=CORES, runs=runs)
 
 
-def _post(
+# ---------------------------------------------------------------- ingest
+
+
+def _ingest(running: Running, events: pa.Table, runs: int) -> Iterator[Row]:
+    yield _ingested(running, events.slice(0, 2_000_000), "ndjson", NDJSON, ndjson, runs, "≥ 300,000")
+    yield _ingested(running, events.slice(0, 4_000_000), "arrow", ARROW, arrow_stream, runs, "≥ 2,000,000")
+
+
+def _ingested(
     running: Running,
     events: pa.Table,
-    stream: str,
+    name: str,
     media: str,
     encode: Callable[[pa.Table], bytes],
-    body_records: int,
-) -> float:
+    runs: int,
+    bar: str,
+) -> Row:
+    bodies = [encode(part) for part in _parts(events, 100_000)]
+    running.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
+    _post_s(running, name, media, bodies[:4])  # what runs for the first time is slower
+    seconds = [_post_s(running, name, media, bodies) for _ in range(runs)]
+    rates = ", ".join(f"{events.num_rows / each:,.0f}" for each in seconds)
+    conditions = (
+        f"{events.num_rows:,} records, bodies of 100,000, two keep-alive clients, fsync before the answer, "
+        f"median of {runs} runs: {rates}"
+    )
+    return Row(f"ingest over HTTP, {name}", events.num_rows / statistics.median(seconds), "rec/s", conditions, bar=bar)
+
+
+def _parts(events: pa.Table, records: int) -> Iterator[pa.Table]:
+    return (events.slice(start, records) for start in range(0, events.num_rows, records))
+
+
+def _post_s(running: Running, stream: str, media: str, bodies: Sequence[bytes]) -> float:
     """Seconds of posting alone; the bodies are made before."""
-    bodies = [encode(events.slice(start, body_records)) for start in range(0, events.num_rows, body_records)]
     path, headers = f"/v1/streams/{stream}/records", {"Content-Type": media}
     started = time.monotonic()
     with ThreadPoolExecutor(2) as clients:
@@ -98,15 +126,26 @@ def _post(
     return time.monotonic() - started
 
 
-def _latency(running: Running, rounds: int = 100) -> Iterator[Row]:
+# ---------------------------------------------------------------- waits
+
+
+def _output_waits(running: Running, rounds: int) -> Iterator[Row]:
     """From the answer of a POST to the moment its output can be read, one record at a time on an idle system."""
-    _start_job(running, "idle_dedup", "idle", "idle-out")
+    for name in ("idle", "idle-out"):
+        running.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
+    operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
+    body = {"name": "idle_dedup", "source": "idle", "operators": [operator], "sink": "idle-out"}
+    running.call("POST", "/v1/jobs", json=body)
     waits = [_visible_after_ms(running, number) for number in range(rounds + 10)][10:]
-    deciles = statistics.quantiles(waits, n=100)
-    conditions = f"{rounds} single records, one job, idle system, reader asks without pause"
-    yield Row("POST acknowledged to output readable, p50", deciles[49], "ms", conditions, bar="≤ 60")
-    yield Row("POST acknowledged to output readable, p99", deciles[98], "ms", conditions, bar="≤ 250")
     running.call("POST", "/v1/jobs/idle_dedup:stop")
+    yield from _waits("POST acknowledged to output readable", waits, "one job, idle system, reader asks without pause")
+
+
+def _waits(measure: str, waits_ms: list[float], conditions: str) -> Iterator[Row]:
+    percentiles = statistics.quantiles(waits_ms, n=100, method="inclusive")
+    conditions = f"{len(waits_ms)} single records, {conditions}"
+    yield Row(f"{measure}, p50", percentiles[49], "ms", conditions, bar="≤ 60")
+    yield Row(f"{measure}, p99", percentiles[98], "ms", conditions, bar="≤ 250")
 
 
 def _visible_after_ms(running: Running, number: int) -> float:
@@ -132,78 +171,29 @@ def _read_one(running: Running, key: str) -> bool:
     return False
 
 
-def _deduplicate(running: Running, events: pa.Table, scratch: Path, runs: int) -> Row:
-    source = scratch / "parquet"
-    _write_parquet(events, source, files=16)
-    ours, theirs = [], []
-    for run in range(runs + 1):  # the first of ours warms the page cache and is not counted
-        seconds = _dedup_seconds(running, f"dedup_{run}")
-        if run:
-            ours.append(seconds)
-            theirs.append(_peer_seconds(source))
-    count = events.num_rows
-    figure, peer = count / statistics.median(ours), count / statistics.median(theirs)
-    conditions = (
-        f"{count:,} records, 4 partitions, zipf 1.2 over 500 k keys, interval {INTERVAL_MS // 1000} s, {CORES} cores, "
-        f"median of {runs} alternating runs: {_seconds(ours)} against {_seconds(theirs)}"
+# ---------------------------------------------------------------- lookups
+
+
+def _lookups(found: Figures) -> Iterator[Row]:
+    where = {"lmdb": "LMDB", "redis": "Redis"}[found.where]
+    clients = f"one API process, {CLIENTS} keep-alive clients on the same machine"
+    if found.fastest.failed or found.steady.failed:
+        raise SystemExit(f"{found.fastest.failed + found.steady.failed} lookups failed: {where}")
+    yield Row(
+        f"lookup by key, {where}",
+        found.fastest.per_second,
+        "/s",
+        f"{clients}; p50 {found.fastest.p50_ms:.1f} ms, p99 {found.fastest.p99_ms:.1f} ms",
+        bar="≥ 5,000",
     )
-    return Row(
-        "dedup by key, stream to stream, POST of the job to caught up",
-        figure,
-        "rec/s",
-        conditions,
-        "Spark dropDuplicatesWithinWatermark",
-        peer,
-        figure / peer,
-        "≥ 4×",
+    yield Row(
+        f"lookup by key, {where}, p99 at half the rate of the bar",
+        found.steady.p99_ms,
+        "ms",
+        f"{clients}; {found.steady.per_second:,.0f} of {RATE:,.0f}/s asked, p50 {found.steady.p50_ms:.1f} ms",
+        bar="≤ 15",
     )
-
-
-def _seconds(values: list[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values) + " s"
-
-
-def _start_job(running: Running, name: str, source: str, sink: str) -> None:
-    operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": INTERVAL_MS}
-    running.call("POST", "/v1/jobs", json={"name": name, "source": source, "operators": [operator], "sink": sink})
-
-
-def _dedup_seconds(running: Running, name: str) -> float:
-    started = time.monotonic()
-    _start_job(running, name, "bids", f"{name.replace('_', '-')}-out")
-    job = running.call("GET", f"/v1/jobs/{name}?wait=caught_up&timeout_ms=60000")
-    seconds = time.monotonic() - started
-    if any(position["lag"] for position in job["positions"]):
-        raise SystemExit(f"{name} did not catch up: {job}")
-    running.call("POST", f"/v1/jobs/{name}:stop")
-    return seconds
-
-
-def _write_parquet(events: pa.Table, folder: Path, files: int) -> None:
-    folder.mkdir()
-    size = -(-events.num_rows // files)
-    for number in range(files):
-        pq.write_table(events.slice(number * size, size), folder / f"{number:04}.parquet")
-
-
-def _peer_seconds(source: Path) -> float:
-    command = [sys.executable, "-m", "benchmarks.spark_peer", str(source), str(CORES), str(INTERVAL_MS // 1000), "4"]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return float(json.loads(answer.stdout.splitlines()[-1])["seconds"])
-
-
-def _print(rows: list[Row], workload: Workload) -> None:
-    machine = (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
-    )
-    print(f"\nConditions: {machine}; workload {workload}; all invariants on.\n")
-    print("| measure | figure | peer | ratio | bar | conditions |\n|---|---|---|---|---|---|")
-    for row in rows:
-        peer = f"{row.peer}: {row.peer_figure:,.0f} {row.unit}" if row.peer_figure is not None else ""
-        ratio = f"{row.ratio:.1f}×" if row.ratio is not None else ""
-        print(f"| {row.measure} | {row.figure:,.0f} {row.unit} | {peer} | {ratio} | {row.bar} | {row.conditions} |")
-    results = {"machine": machine, "workload": asdict(workload), "rows": [asdict(row) for row in rows]}
-    Path(__file__).with_name("results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    yield from _waits(f"POST acknowledged to lookup visible, {where}", found.visible_ms, "two jobs, idle system")
 
 
 if __name__ == "__main__":

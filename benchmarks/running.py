@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import pyarrow as pa
+import pyarrow.ipc
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
@@ -24,6 +26,10 @@ NDJSON = "application/x-ndjson"
 
 class NotReady(Exception):
     """The service did not say that it is ready; its log's end is in the message."""
+
+
+class JobFailed(Exception):
+    """A job ended before it had read everything; its error is in the message."""
 
 
 class Running:
@@ -114,6 +120,50 @@ class Running:
             message = f"{method} {path}: {answer.status_code} {answer.text}"
             raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
         return answer.json() if answer.content else None
+
+    def wait_until_caught_up(self, job: str, timeout_s: float = 600) -> None:
+        """Return when a job has read all there is, has done what it was asked for, and lookups reflect it.
+
+        Raises:
+            JobFailed: it has failed.
+            TimeoutError: it was not so in time.
+        """
+        for _ in self.progress_of(job, timeout_s=timeout_s, every_ms=10_000):
+            pass
+
+    def progress_of(self, job: str, timeout_s: float = 600, every_ms: int = 100) -> Iterator[Any]:
+        """A job as it stands, now and again, the last time when it is caught up.
+
+        Raises:
+            JobFailed: it has failed.
+            TimeoutError: it was not so in time.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            view = self.call("GET", f"/v1/jobs/{job}", params={"wait": "caught_up", "timeout_ms": every_ms})
+            if view["state"] in {"failed", "stopped"}:
+                raise JobFailed(f"{job} is {view['state']}: {view['error']}")
+            yield view
+            if view["caught_up"]:
+                return
+            if time.monotonic() > until:
+                raise TimeoutError(f"{job} did not catch up in {timeout_s} s")
+
+    def read(self, stream: str, partitions: int) -> pa.Table:
+        """All records of a stream, partition after partition, through the public API as Arrow."""
+        return pa.concat_tables(page for partition in range(partitions) for page in self._pages(stream, partition))
+
+    def _pages(self, stream: str, partition: int) -> Iterator[pa.Table]:
+        offset = 0
+        while True:
+            where = {"partition": partition, "from_offset": offset, "limit": 100_000}
+            answer = self.client.get(f"/v1/streams/{stream}/records", params=where, headers={"Accept": ARROW})
+            answer.raise_for_status()
+            page = pa.ipc.open_stream(answer.content).read_all()
+            yield page
+            if page.num_rows == 0:
+                return
+            offset = page["offset"][-1].as_py() + 1
 
     def __enter__(self) -> Self:
         return self.start()

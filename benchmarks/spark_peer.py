@@ -1,57 +1,119 @@
-"""The peer: Spark's own `dropDuplicatesWithinWatermark`, Structured Streaming, on the same deliveries and cores.
+"""The peers: Spark's own stateful operators, in Structured Streaming, on the same deliveries and the same cores.
 
-Reads a folder of Parquet files (one a partition and micro-batch, in order), writes Parquet, prints one JSON line with
-the seconds from the query's start to its end. The JVM's start and a first tiny query are not counted.
+A process of its own: asked in JSON lines on standard input, it answers each with the seconds from the query's start to
+its end. The queries read a folder of Parquet files in their order and write Parquet. Knows nothing of Millrace.
+
+Each peer gets what suits it: it lives through all runs, so the JVM's start and its first compilations do not count;
+columns it does not need are never read; micro-batches are large; state lies in the heap (RocksDB is slower);
+there are two shuffle partitions a core. The watermark is the disorder of the events, as is the grace of our windows;
+for deduplication it is the interval, for Spark takes both from it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+Times = Mapping[str, int]  # ms
 
-def main(source: Path, cores: int, interval_s: int, files_per_batch: int) -> None:
+
+class Peer(NamedTuple):
+    """A query over deliveries with an `event_time`, the mode in which Spark puts its results out, its watermark."""
+
+    query: Callable[[DataFrame, Times], DataFrame]
+    mode: str
+    watermark: str  # which of the times
+
+
+def main() -> None:
+    """Answer requests `{"name", "source", "out", "files_per_batch", "times"}` until there are no more."""
+    spark = _session(int(sys.argv[1]))
+    for line in sys.stdin:
+        asked: dict[str, Any] = json.loads(line)
+        peer, source, out = PEERS[asked["name"]], Path(asked["source"]), Path(asked["out"])
+        seconds = _run(_arriving(spark, source, asked["files_per_batch"]), peer, asked["times"], out)
+        print(json.dumps({"seconds": seconds}), flush=True)
+    spark.stop()
+
+
+def _session(cores: int) -> SparkSession:
     spark = (
         SparkSession.builder.master(f"local[{cores}]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "6g")
         .config("spark.sql.shuffle.partitions", str(2 * cores))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.stateStore.maintenanceInterval", "5s")  # lets go of the state of ended queries
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    spark.range(1000).groupBy("id").count().collect()
-    with tempfile.TemporaryDirectory() as scratch:
-        schema = spark.read.parquet(str(source)).schema
-        arriving = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
-        started = time.monotonic()
-        _run(_deduplicated(arriving, interval_s), Path(scratch))
-        seconds = time.monotonic() - started
-        rows = spark.read.parquet(f"{scratch}/out").count()
-    print(json.dumps({"seconds": seconds, "rows_out": rows}))
-    spark.stop()
+    return spark
 
 
-def _deduplicated(arriving: DataFrame, interval_s: int) -> DataFrame:
-    event_time = sql.timestamp_millis("timestamp")
-    watermarked = arriving.withColumn("event_time", event_time).withWatermark("event_time", f"{interval_s} seconds")
-    return watermarked.dropDuplicatesWithinWatermark(["key"])
+def _arriving(spark: SparkSession, source: Path, files_per_batch: int) -> DataFrame:
+    schema = spark.read.parquet(str(source)).schema
+    files = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
+    return files.withColumn("event_time", sql.timestamp_millis("timestamp"))
 
 
-def _run(result: DataFrame, scratch: Path) -> None:
-    writer = result.writeStream.format("parquet").outputMode("append").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", f"{scratch}/checkpoint").start(f"{scratch}/out")
+def _run(arriving: DataFrame, peer: Peer, times: Times, out: Path) -> float:
+    started = time.monotonic()
+    result = peer.query(arriving.withWatermark("event_time", _span(times[peer.watermark])), times)
+    writer = result.writeStream.outputMode(peer.mode).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(out.with_name("checkpoint")))
+    if peer.mode == "append":
+        query = writer.format("parquet").start(str(out))
+    else:  # the file sink takes appended rows only: the same files, one folder a micro-batch
+        query = writer.foreachBatch(lambda rows, number: rows.write.parquet(str(out / str(number)))).start()
     query.awaitTermination()
     if query.exception() is not None:
         raise SystemExit(str(query.exception()))
+    return time.monotonic() - started
+
+
+def _deduplicated(arriving: DataFrame, _: Times) -> DataFrame:
+    return arriving.dropDuplicatesWithinWatermark(["key"]).select("key", "value", "timestamp")
+
+
+def _sessions(arriving: DataFrame, times: Times) -> DataFrame:
+    """Two records that are exactly a gap apart are one session in Kafka Streams, two in Spark: hence the 1 ms."""
+    return _counts(arriving, sql.session_window("event_time", _span(times["gap_ms"] + 1)))
+
+
+def _tumbling(arriving: DataFrame, times: Times) -> DataFrame:
+    return _counts(arriving, sql.window("event_time", _span(times["size_ms"])))
+
+
+def _hopping(arriving: DataFrame, times: Times) -> DataFrame:
+    return _counts(arriving, sql.window("event_time", _span(times["size_ms"]), _span(times["advance_ms"])))
+
+
+def _counts(arriving: DataFrame, window: Column) -> DataFrame:
+    counts = arriving.groupBy("key", window.alias("window")).agg(sql.count("*").alias("n"))
+    first, last = (sql.unix_millis(f"window.{edge}") for edge in ("start", "end"))
+    return counts.select("key", first.alias("first_ms"), last.alias("last_ms"), "n")
+
+
+def _span(ms: int) -> str:
+    return f"{ms} milliseconds"
+
+
+PEERS = {
+    "deduplicate": Peer(_deduplicated, "append", "interval_ms"),
+    "session": Peer(_sessions, "append", "grace_ms"),
+    "tumbling": Peer(_tumbling, "update", "grace_ms"),
+    "hopping": Peer(_hopping, "update", "grace_ms"),
+}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *(int(argument) for argument in sys.argv[2:5]))
+    main()

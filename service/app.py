@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import coordinator, problems
-from service.api import document, health, instances, jobs, stores, streams, tokens
+from service.api import document, health, instances, job_metrics, jobs, stores, streams, tokens
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
@@ -62,10 +62,11 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         openapi_url=None,
         generate_unique_id_function=document.operation_id,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
     app.state.is_draining = False
-    for router in (stores.router, streams.router, jobs.router, instances.router, tokens.router, health.router):
-        app.include_router(router)
+    for part in (stores, streams, jobs, job_metrics, instances, tokens, health):
+        app.include_router(part.router)
     problems.install(app)
     document.install(app)
     app.add_middleware(stores.QuickLookups)

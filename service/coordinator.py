@@ -26,11 +26,24 @@ from sqlalchemy.orm import Session
 from service.catalog import closing
 from service.catalog import tasks as work
 from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
-from service.catalog.jobs import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle, streams_of
+from service.catalog.jobs import (
+    DRAINING,
+    STAFFED,
+    WORKING,
+    fail_job,
+    lock_job,
+    lock_tasks,
+    move,
+    set_spec,
+    settle,
+    streams_of,
+)
 from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
 
 SESSION_TIMEOUT_MS = 10_000
 LIVE, LEAVING, GONE = "live", "leaving", "gone"
@@ -436,6 +449,17 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
             _give(task, None, at)
     rebalance(s, job, verb)
     return job
+
+
+def change_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+    """Give a locked job that is stopped or failed another specification (`jobs.set_spec`). Raises IllegalTransition.
+
+    A slot that has not left yet knows the former one: it is ended, so that it joins anew where the job goes on.
+    """
+    set_spec(s, job, spec, topology, reason=reason, who=who)
+    s.flush()
+    live = select(Slot.id).where(Slot.job_id == job.id, Slot.state == LIVE)
+    _end_slots(s, s.scalars(live).all(), "the job was changed")
 
 
 def rebalance(s: Session, job: Job, reason: str) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -20,13 +20,14 @@ from starlette.concurrency import run_in_threadpool
 
 from service.catalog.engine import JOBS, Catalog, job_topic, progress_topic, stream_topic
 from service.catalog.stores import StoreNow, StorePartition, store_ids, store_now
+from service.figures import Size
 from service.notify import Hub
 from service.positions import Position
 from service.storage import view
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
 from service.storage.view import Names, ViewMissing, Views
 from service.streams.clock import NOT_STARTED
-from service.streams.errors import PositionNotOfStore, StoreBehind, StoreNotReadable
+from service.streams.errors import PositionNotOfStore, StoreBehind, StoreNotReadable, UnknownStore
 from service.streams.partitioner import murmur2
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Ask, Form, Page, Place, Query, Reading, Told, read_page, tell
@@ -35,9 +36,11 @@ from service.streams.topology.graph import Topology
 T = TypeVar("T")
 
 KNOWN_FOR_S: Final = 1.0  # what the catalog says of a store is used so long, unless something woke
+READ_AHEAD_S: Final = 0.5  # then it is read again behind the back of who asks, so that nobody waits for it
 LEAST_PAUSE_S: Final = 0.02  # between two looks at how far a store is, however much is written
 LOOK_AGAIN_S: Final = 0.25  # for what wakes nobody
 REPLAY_PAUSE_S: Final = 0.002  # a replica follows its commit within milliseconds
+SIZES_S: Final = 2.0  # for all stores together, where their sizes are only wanted beside other figures
 MAX_FORMS: Final = 1000  # that are kept ready
 ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will come by itself
 
@@ -154,21 +157,34 @@ class Lookups:
         if age_s > KNOWN_FOR_S or self._hub.has_woken(known.fate, known.seen):
             return None
         is_quiet = age_s < LEAST_PAUSE_S or not self._hub.has_woken(known.progress, known.seen)
+        if is_quiet and age_s > READ_AHEAD_S:
+            self._look_at_catalog(name)
         return known if is_quiet else None
 
     async def _read_shared(self, name: str) -> Known:
         """One look at the catalog for all who ask at the same time."""
+        return await asyncio.shield(self._look_at_catalog(name))
+
+    def _look_at_catalog(self, name: str) -> asyncio.Task[Known]:
         task = self._reading.get(name)
         if task is None:
             task = self._reading[name] = asyncio.create_task(self.as_of_now(name))
-            task.add_done_callback(lambda _: self._reading.pop(name, None))
-        return await asyncio.shield(task)
+            task.add_done_callback(lambda done: self._has_looked(name, done))
+        return task
+
+    def _has_looked(self, name: str, done: asyncio.Task[Known]) -> None:
+        del self._reading[name]
+        if not done.cancelled():
+            done.exception()  # who waited has it; where nobody did, the next one asks for himself
 
     async def as_of_now(self, name: str) -> Known:
         """A store as the catalog has it now. Raises UnknownStore."""
         seen, read_s = self._hub.seen, time.monotonic()
-        self._known.pop(name, None)
-        now, form = await run_in_threadpool(self._look_up, name)
+        try:
+            now, form = await run_in_threadpool(self._look_up, name)
+        except UnknownStore:
+            self._known.pop(name, None)
+            raise
         streams = {now.changelog, *(stream_id for at in now.partitions for stream_id in at.inputs)}
         progress = (progress_topic(now.job_id), *map(stream_topic, sorted(streams)))
         known = Known(now, form, seen, read_s, (JOBS, job_topic(now.job_id)), progress)
@@ -198,6 +214,18 @@ class Lookups:
             return await self._source.figures(now.id, self._catalog.lineage, partition)
         except StoreNotReadable:
             return None if now.partitions[partition].end > 0 else Figures(0, NOT_STARTED, 0, 0)
+
+    async def sizes(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Size]:
+        """How large partitions of stores (id, partition) are; those that can not be told in time are left out."""
+        found: dict[tuple[str, int], Size] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SIZES_S):
+                for store_id, partition in wanted:
+                    await asyncio.sleep(0)  # a replica is read at once: who looks something up goes first
+                    with suppress(StoreNotReadable):
+                        told = await self._source.figures(store_id, self._catalog.lineage, partition)
+                        found[store_id, partition] = Size(told.entries, told.bytes)
+        return found
 
     async def _drive(self, known: Known, reading: Reading[T]) -> tuple[T, str]:
         served_by = ""

@@ -3,7 +3,9 @@
 Knows names, labels and buckets. Refuses to know when something happens: those who do it count it here.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -11,10 +13,23 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.catalog.overview import Figures
+from service.catalog.overview import Figures, OperatorStore, TaskFigures
+from service.figures import (
+    ADVANCES,
+    DROPPED,
+    OPERATOR_FAMILIES,
+    TASK_FAMILIES,
+    TOTAL,
+    Family,
+    Samples,
+    Size,
+    of_operator,
+    of_task,
+)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
 REGISTRY = CollectorRegistry()
+PREFIX = "millrace_"
 
 REQUESTS = Counter("millrace_http_requests", "Requests answered", ["method", "route", "status"], registry=REGISTRY)
 REQUEST_SECONDS = Histogram(
@@ -47,10 +62,14 @@ def _of_request(method: str, route: str, status: int) -> tuple[Counter, Histogra
     return REQUESTS.labels(method, route, status), REQUEST_SECONDS.labels(method, route)
 
 
-def exposition(figures: Figures) -> bytes:
-    """This process's counts and the catalog's figures, as Prometheus reads them."""
+def exposition(figures: Figures, sizes: Mapping[tuple[str, int], Size]) -> bytes:
+    """This process's counts and the catalog's figures, as Prometheus reads them.
+
+    `sizes`: by store id and partition, of those that can be told.
+    """
     catalog = CollectorRegistry()
     catalog.register(_CatalogFigures(figures))
+    catalog.register(_TaskFigures(figures, sizes))
     return generate_latest(REGISTRY) + generate_latest(catalog)
 
 
@@ -77,18 +96,67 @@ class _CatalogFigures(Collector):
             CounterMetricFamily("millrace_job_records_out", "Records given out, committed", labels=["job"]),
             figures.records_out,
         )
-        yield _family(
-            CounterMetricFamily("millrace_job_dropped", "Records dropped", labels=["job", "operator", "reason"]),
-            figures.dropped,
-        )
         yield GaugeMetricFamily("millrace_live_instances", "Instances with a lease", figures.live_instances)
         yield GaugeMetricFamily("millrace_live_slots", "Slots with a lease", figures.live_slots)
 
 
-Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+class _TaskFigures(Collector):
+    """What tasks and operators measured: the families of `service.figures`, by job, task and operator."""
+
+    def __init__(self, figures: Figures, sizes: Mapping[tuple[str, int], Size]) -> None:
+        self._tasks = figures.tasks
+        self._sizes = sizes
+        self._stores: dict[tuple[str, int], list[OperatorStore]] = {}
+        for store in figures.stores:
+            self._stores.setdefault((store.job, store.sub_topology), []).append(store)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _metrics(TASK_FAMILIES, [(_labels(task), of_task(task.counters, task.lag)) for task in self._tasks])
+        yield from _metrics(OPERATOR_FAMILIES, list(self._of_operators()))
+        yield from _metrics([DROPPED], list(self._dropped()))
+        yield from _metrics([ADVANCES], list(self._advances()))
+
+    def _of_operators(self) -> Iterator[Labelled]:
+        for task in self._tasks:
+            for store in self._stores.get((task.job, task.sub_topology), []):
+                reading = task.counters.get("operators", {}).get(store.operator, {})
+                dropped = task.counters.get("dropped", {}).get(store.operator, {})
+                size = self._sizes.get((store.id, task.partition))
+                yield _labels(task, operator=store.operator), of_operator(store, reading, dropped, size)
+
+    def _dropped(self) -> Iterator[Labelled]:
+        for task in self._tasks:
+            for operator, reasons in task.counters.get("dropped", {}).items():
+                for reason, records in reasons.items():
+                    yield _labels(task, operator=operator, reason=reason), {DROPPED.name + TOTAL: records}
+
+    def _advances(self) -> Iterator[Labelled]:
+        for task in self._tasks:
+            for reason, times in task.counters.get("advances", {}).items():
+                yield _labels(task, reason=reason), {ADVANCES.name + TOTAL: times}
 
 
-def _family(family: Family, values: Mapping[str, int] | Mapping[tuple[str, str, str], int]) -> Family:
-    for labels, value in values.items():
-        family.add_metric([labels] if isinstance(labels, str) else list(labels), value)
+Labelled = tuple[dict[str, str], Samples]
+
+
+def _labels(task: TaskFigures, **more: str) -> dict[str, str]:
+    return {"job": task.job, "task": task.task, **more}
+
+
+def _metrics(families: Iterable[Family], rows: Sequence[Labelled]) -> Iterator[Metric]:
+    for family in families:
+        metric = Metric(PREFIX + family.name, family.meaning, family.kind)
+        for labels, samples in rows:
+            for name in family.samples:
+                if name in samples:
+                    metric.add_sample(PREFIX + name, labels, samples[name])
+        yield metric
+
+
+Labels = TypeVar("Labels", GaugeMetricFamily, CounterMetricFamily)
+
+
+def _family(family: Labels, values: Mapping[str, int]) -> Labels:
+    for label, value in values.items():
+        family.add_metric([label], value)
     return family

@@ -196,7 +196,7 @@ class Instance:
             self._jobs = {job_id: job for job_id, job in self._jobs.items() if not job.is_over}
             told = {job.id: job for job in wanted}
             for job_id, job in self._jobs.items():
-                job.keep() if job_id in told else job.let_go()
+                job.keep() if told.get(job_id) == job.wanted else job.let_go()  # other slots: another Spark job
             for job_id in told.keys() - self._jobs.keys():
                 self._jobs[job_id] = JobRun(self._context, told[job_id], self._place_of)
 

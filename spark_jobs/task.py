@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from service.storage.segments import EncodedSegment, Storage, encode_segment
 from service.streams import clock
+from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
 from service.streams.records import Chunk, StateReader, as_task_batch
 from service.streams.topology.chain import Chain, ChainResult
@@ -167,7 +168,8 @@ def _done(
         "records_in": records_in,
         "records_out": sum(records.num_rows for _, _, records in outputs),
         "dropped": counted(result.dropped),
-        "batch_ms": round((time.perf_counter() - started) * 1000, 3),
+        "batch_us": spread(np.array([(time.perf_counter() - started) * 1e6], np.int64)),
+        "operators": result.measures,
     }
     changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
     return Done(segment, changelogs, _commit(task, positions, counters, result.stream_time))

@@ -22,9 +22,11 @@ Struct = TypeVar("Struct")
 
 
 class _NameConvertor(StringConvertor):
-    """A path part up to the colon of a verb: `/v1/jobs/{job:name}:pause`."""
+    """A path part up to the colon of a verb: `/v1/jobs/{job:name}:pause`. No name has U+0000, and no database takes
+    one: nothing is served there.
+    """
 
-    regex = "[^/:]+"
+    regex = r"[^/:\x00]+"
 
 
 register_url_convertor("name", _NameConvertor())
@@ -83,10 +85,14 @@ def answer(content: Any, status: int = 200, *, headers: Mapping[str, str] | None
     return Response(orjson.dumps(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
-def tagged(request: Request, content: Any) -> Response:
-    """A single resource with a strong entity tag, the digest of its bytes; 304 when the caller has them."""
+def tagged(request: Request, content: Any, version: str = "") -> Response:
+    """A single resource with a strong entity tag, the digest of its bytes; 304 when the caller has them.
+
+    `version` goes before the digest: what `If-Match` is held against where the bytes change by themselves.
+    """
     body = orjson.dumps(content)
-    tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    digest = hashlib.blake2b(body, digest_size=12).hexdigest()
+    tag = f'"{version}-{digest}"' if version else f'"{digest}"'
     known = [part.strip() for part in request.headers.get("If-None-Match", "").split(",")]
     if request.method == "GET" and (tag in known or "*" in known):
         return Response(status_code=304, headers={"ETag": tag})

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -94,10 +95,12 @@ def info(request: Request, _: Reader) -> Response:
         **declared(401, 403, 503),
     },
 )
-def prometheus_metrics(request: Request, _: Reader) -> Response:
-    """Requests of this process; jobs, lag, drops, instances and slots as the catalog has them."""
-    figures = request.state.catalog.read(overview.figures)
-    return Response(metrics.exposition(figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
+async def prometheus_metrics(request: Request, _: Reader) -> Response:
+    """Requests of this process; jobs, tasks and operators as the catalog has them; sizes of stores that can be read."""
+    figures = await run_in_threadpool(request.state.catalog.read, overview.figures)
+    sizes = await request.state.lookups.sizes(overview.store_partitions(figures.tasks, figures.stores))
+    text = await run_in_threadpool(metrics.exposition, figures, sizes)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _probe(part: Callable[[], Any]) -> str:

@@ -38,8 +38,12 @@ SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
 PROTOCOL: dict[int | str, dict[str, Any]] = declared(400, 401, 403, 404, 409, 410, 413, 415, 422, 503)
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Integers as the catalog's columns hold them.
+Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 SegmentId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+Text = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00]*$")]  # no database takes U+0000
 WaitMs = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -48,9 +52,9 @@ class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Id
     incarnation: Id
-    host: str
-    cores: Annotated[int, msgspec.Meta(ge=1)]
-    spark: dict[str, Any] = {}
+    host: Text
+    cores: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    spark: dict[str, str] = {}
     tags: dict[str, str] = {}
 
 
@@ -75,13 +79,21 @@ class SlotRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     slot: Id
     job: Id
-    index: Count
+    index: Int32
+
+
+class HeldTask(TypedDict):
+    """A task as a slot knows it: its epoch, and how far its replicas are (store id → changelog position)."""
+
+    task: Id
+    epoch: Int64
+    applied: dict[str, Count]
 
 
 class PollRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What the slot holds; the answer comes when that changes or there is work."""
 
-    tasks: list[coordinator.HeldTask] = []
+    tasks: list[HeldTask] = []
     timeout_ms: WaitMs = MAX_WAIT_MS
 
 
@@ -92,17 +104,17 @@ class SegmentsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # Commits stay dictionaries, for they go to the catalog as they came: the shapes of `TaskCommit`, checked to the end.
-Moved = TypedDict("Moved", {"stream_id": str, "partition": int, "from": Count, "to": Count})
+Moved = TypedDict("Moved", {"stream_id": Id, "partition": Int32, "from": Count, "to": Count})
 
 
 class WrittenChunk(TypedDict):
     """One record batch of a segment, as its writer describes it (`ChunkMeta`)."""
 
-    stream_id: str
-    partition: int
+    stream_id: Id
+    partition: Int32
     records: Count
-    min_timestamp: int
-    max_timestamp: int
+    min_timestamp: Int64
+    max_timestamp: Int64
     byte_offset: Count
     byte_length: Count
     crc32: Count
@@ -123,29 +135,50 @@ class Advanced(TypedDict):
     reason: Literal["idle", "flush"]
 
 
+class Spread(TypedDict, total=False):
+    """Figures of some values; how they merge is known to `service.streams.measures`."""
+
+    count: Count
+    sum: Count
+    min: Count
+    max: Count
+    last: Count
+
+
+class Measured(TypedDict, total=False):
+    """What an operator measured in a batch."""
+
+    lateness_ms: Spread
+    buffer_records: Spread
+    buffer_bytes: Spread
+    overtime_ms: Spread
+    emitted: Count
+
+
 class Counters(TypedDict, total=False):
-    """What the batch adds to the totals of its task."""
+    """What the batch adds to the totals of its task, by operator where it is an operator's."""
 
     records_in: Count
     records_out: Count
-    dropped: dict[str, dict[str, int]]
+    dropped: dict[str, dict[str, Count]]
     advances: dict[str, Count]
-    batch_ms: int | float
+    batch_us: Spread
+    operators: dict[str, Measured]
 
 
 class Commit(TypedDict):
     """One task's commit; repeated under the same id it gets the first answer."""
 
     commit_id: Id
-    task: str
-    epoch: int
-    version: int
+    task: Id
+    epoch: Int64
+    version: Int64
     positions: list[Moved]
     segment: WrittenSegment | None
     advance: NotRequired[Advanced | None]
     counters: NotRequired[Counters]
-    stream_time: NotRequired[int]
-    applied: NotRequired[dict[str, int]]
+    stream_time: NotRequired[Int64]
+    applied: NotRequired[dict[str, Count]]
 
 
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,15 +194,15 @@ class TaskError(msgspec.Struct):
     detail: Annotated[str, msgspec.Meta(max_length=100_000)]
     operator: str | None = None
     stream: str | None = None
-    partition: int | None = None
-    offset: int | None = None
+    partition: Int32 | None = None
+    offset: Int64 | None = None
 
 
 class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A task can not go on: its job fails with this."""
 
-    task: str
-    epoch: int
+    task: Id
+    epoch: Int64
     error: TaskError
 
 
@@ -354,10 +387,10 @@ def find_chunks(
     instance: str,
     slot: str,
     _: Instance,
-    stream_id: str,
-    partition: Annotated[int, Query(ge=0)],
-    from_offset: Annotated[int, Query(alias="from", ge=0)],
-    max_records: Annotated[int, Query(ge=1)] = 500_000,
+    stream_id: Annotated[str, Query(max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")],
+    partition: Annotated[int, Query(ge=0, lt=2**31)],
+    from_offset: Annotated[int, Query(alias="from", ge=0, lt=2**63)],
+    max_records: Annotated[int, Query(ge=1, lt=2**63)] = 500_000,
 ) -> Response:
     """Find the chunks that hold the records of a partition from an offset on."""
     found = request.state.catalog.read(segments.chunks_from, stream_id, partition, from_offset, max_records)

@@ -5,11 +5,10 @@ specification means (`service.streams.topology`).
 """
 
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from service import coordinator
-from service.api.bodies import accepts, answer, page, read_json, read_model, tagged
+from service.api.bodies import accepts, answer, expected_etag, page, read_json, read_model, tagged
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page
 from service.auth import Admin, Reader, Writer
@@ -26,7 +25,9 @@ from service.catalog.engine import progress_topic
 from service.catalog.tables import Job, JobTransition
 from service.problems import declared
 from service.simulate import SimulateRequest, simulate
+from service.streams.errors import StaleTag
 from service.streams.topology import graph
+from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
@@ -71,6 +72,7 @@ class JobView(BaseModel):
     generation: int
     is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
     stores: list[str]
+    version: Annotated[int, Field(description="Rises with every change of state or specification.")]
     created_at: str
 
 
@@ -104,16 +106,6 @@ class JobTask(BaseModel):
     is_flushing: bool
     advanced: Annotated[dict[str, Any] | None, Field(description="The last time that closing moved stream time.")]
     positions: list[JobPosition]
-
-
-class JobMetrics(BaseModel):
-    """Totals since the job was made."""
-
-    records_in: int
-    records_out: int
-    dropped: dict[str, dict[str, int]]
-    lag: int
-    counters: dict[str, Any]
 
 
 class Transition(BaseModel):
@@ -206,7 +198,28 @@ async def get_job(
     """Show a job; with `wait=caught_up`, when it is caught up, failed or stopped, or `timeout_ms` has passed."""
     if wait:
         await _until_settled(request, job, timeout_ms)
-    return tagged(request, await run_in_threadpool(request.state.catalog.read, _view_of, job))
+    return _tagged(request, await run_in_threadpool(request.state.catalog.read, _view_of, job))
+
+
+@router.patch(
+    "/v1/jobs/{job:name}",
+    responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428)},
+    openapi_extra=takes(JobChange, {"buffers": {"final": {"max_records": 1_000_000}}}),
+)
+async def change_job(
+    request: Request,
+    job: str,
+    caller: Writer,
+    _if_match: Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")] = None,
+) -> Response:
+    """Change a stopped or failed job: how much it takes at once, how often, what its buffers may hold; stores stay.
+
+    An ETag stays good for this while the job's `version` does, whatever is posted to its sources meanwhile.
+    """
+    tag = expected_etag(request)
+    change = JobChange.parse(await read_json(request))
+    view = await run_in_threadpool(request.state.catalog.write, _change_spec, job, tag, change, caller.name)
+    return _tagged(request, view)
 
 
 @router.get(
@@ -229,12 +242,6 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
 def list_tasks(request: Request, job: str, _: Reader) -> Response:
     """List a job's tasks: owner, epoch, positions."""
     return answer({"items": request.state.catalog.read(_tasks, job), "next": None})
-
-
-@router.get("/v1/jobs/{job:name}/metrics", responses={200: {"model": JobMetrics}, **declared(401, 403, 404)})
-def get_job_metrics(request: Request, job: str, _: Reader) -> Response:
-    """Show a job's totals: records in and out, dropped by operator and reason, lag."""
-    return answer(request.state.catalog.read(_metrics, job))
 
 
 @router.get("/v1/jobs/{job:name}/errors", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
@@ -281,7 +288,7 @@ def restart_job(request: Request, job: str, caller: Writer) -> Response:
 @router.post("/v1/jobs/{job:name}:flush", **VERB)
 def flush_job(request: Request, job: str, caller: Writer) -> Response:
     """Close every window, session and buffer once what is there now is read; `wait=caught_up` then waits for it."""
-    return tagged(request, request.state.catalog.write(_flush, job, caller.name))
+    return _tagged(request, request.state.catalog.write(_flush, job, caller.name))
 
 
 @router.post(
@@ -293,7 +300,7 @@ async def skip_record(request: Request, job: str, _: Admin) -> Response:
     """Let a failed job pass over one record; it runs again after `:restart`."""
     wanted = await read_model(request, SkipRequest)
     view = await run_in_threadpool(request.state.catalog.write, _skip, job, wanted)
-    return tagged(request, view)
+    return _tagged(request, view)
 
 
 @router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409))
@@ -368,11 +375,23 @@ def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int
 
 
 def _ask(request: Request, job: str, verb: str, who: str) -> Response:
-    return tagged(request, request.state.catalog.write(_change, job, verb, who))
+    return _tagged(request, request.state.catalog.write(_change, job, verb, who))
 
 
 def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:
     coordinator.change_job(s, name, verb, who=who)
+    return _view_of(s, name)
+
+
+def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -> dict[str, Any]:
+    job = jobs.lock_job(s, name=name)
+    jobs.require_changeable(job)
+    if tag.rpartition("-")[0] != _version(job.id, job.etag):
+        raise StaleTag(name)
+    spec = change.applied_to(JobSpec.parse(job.spec))
+    counts = {source.name: source.partitions for source in jobs.streams_of(s, job.id, "source")}
+    topology = graph.compile(spec, counts)  # who chose partitions since it was made is no reason to refuse this
+    coordinator.change_spec(s, job, spec, topology, reason=f"changed: {change.to_text()}", who=who)
     return _view_of(s, name)
 
 
@@ -384,6 +403,15 @@ def _flush(s: Session, name: str, who: str) -> dict[str, Any]:
 def _skip(s: Session, name: str, wanted: SkipRequest) -> dict[str, Any]:
     jobs.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
     return _view_of(s, name)
+
+
+def _tagged(request: Request, view: dict[str, Any]) -> Response:
+    return tagged(request, view, _version(view["id"], view["version"]))
+
+
+def _version(job_id: str, version: int) -> str:
+    """What of a job's entity tag only a change by somebody changes: a job made again under the name has another."""
+    return f"{job_id[:12]}-{version}"
 
 
 def _view_of(s: Session, name: str) -> dict[str, Any]:
@@ -408,6 +436,7 @@ def _view(s: Session, job: Job) -> dict[str, Any]:
         "generation": job.generation,
         "is_flushing": jobs.is_flushing(s, job.id),
         "stores": [store.name for store in jobs.stores_of(s, job.id)],
+        "version": job.etag,
         "created_at": job.created_at.isoformat(),
     }
 
@@ -415,18 +444,6 @@ def _view(s: Session, job: Job) -> dict[str, Any]:
 def _tasks(s: Session, name: str) -> list[dict[str, Any]]:
     found = jobs.tasks_of(s, jobs.get_job(s, name).id)
     return [{**task, "stream_time": task["stream_time"] if task["stream_time"] >= 0 else None} for task in found]
-
-
-def _metrics(s: Session, name: str) -> Mapping[str, Any]:
-    job = jobs.get_job(s, name)
-    counters = jobs.metrics(s, job.id)
-    return {
-        "records_in": counters.get("records_in", 0),
-        "records_out": counters.get("records_out", 0),
-        "dropped": counters.get("dropped", {}),
-        "lag": sum(position.lag for position in jobs.positions(s, job.id)),
-        "counters": counters,
-    }
 
 
 def _transitions(s: Session, name: str, limit: int, *, errors_only: bool = False) -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field
 Item = TypeVar("Item")
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many items at most.")]
-Cursor = Annotated[str | None, Query(description="`next` of the page before.", max_length=1000)]
+NO_NUL = r"^[^\x00]*$"  # no database takes U+0000 in a text
+Cursor = Annotated[str | None, Query(description="`next` of the page before.", max_length=1000, pattern=NO_NUL)]
 
 
 class Page(BaseModel, Generic[Item]):

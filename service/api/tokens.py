@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page
+from service.api.models import NO_NUL, Cursor, Limit, Page
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -27,7 +27,7 @@ class TokenRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["reader", "writer", "admin", "instance"]
-    name: Annotated[str, Field(max_length=200)] = ""
+    name: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = ""
 
 
 class Token(BaseModel):

@@ -35,6 +35,7 @@ from service.catalog.tables import (
     Task,
     TaskPosition,
 )
+from service.streams import measures
 from service.streams.errors import (
     IllegalTransition,
     InternalStream,
@@ -66,6 +67,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
 }
 MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
+MAY_CHANGE = frozenset({STOPPED, FAILED})
 
 Start = Mapping[tuple[str, int], int]
 
@@ -92,24 +94,12 @@ def create_job(
     fine as a chunk (see `chunk_at_timestamp`). Raises JobExists, UnknownStream, StreamExists, InternalStream,
     InvalidSpec.
     """
-    body = spec.to_json()
-    sha256 = _digest(body)
     known = s.scalars(select(Job).where(Job.name == spec.name)).one_or_none()
     if known is not None:
-        if known.spec_sha256 != sha256:
+        if known.spec_sha256 != _digest(spec.to_json()):
             raise JobExists(spec.name)
         return known, False
-    job = Job(
-        name=spec.name,
-        spec=body,
-        spec_sha256=sha256,
-        topology=topology.to_json(),
-        state=STARTING,
-        reason="created",
-        parallelism=spec.parallelism,
-        max_batch_records=spec.max_batch_records,
-        idle_close_after_ms=spec.idle_close_after_ms,
-    )
+    job = Job(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
     s.add(job)
     s.flush()
     _note(s, job, None, STARTING, "created", who)
@@ -128,6 +118,19 @@ def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: in
         ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.max_timestamp >= timestamp
     )
     return s.scalars(query.order_by(ChunkRow.end_offset).limit(1)).one_or_none()
+
+
+def _specified(spec: JobSpec, topology: Topology) -> Json:
+    """The columns of a job that its specification gives."""
+    body = spec.to_json()
+    return {
+        "spec": body,
+        "spec_sha256": _digest(body),
+        "topology": topology.to_json(),
+        "parallelism": spec.parallelism,
+        "max_batch_records": spec.max_batch_records,
+        "idle_close_after_ms": spec.idle_close_after_ms,
+    }
 
 
 def _digest(body: Json) -> str:
@@ -328,22 +331,11 @@ def _describe(task: Task, instance_id: str | None) -> Json:
 
 
 def metrics(s: Session, job_id: str) -> Json:
-    """The counters of the job's tasks, summed."""
+    """The counters of the job's tasks, as those of one."""
     total: Json = {}
     for counters in s.scalars(select(Task.counters).where(Task.job_id == job_id)):
-        total = summed(total, counters)
+        total = measures.beside(total, counters)
     return total
-
-
-def summed(left: Mapping[str, Any], right: Mapping[str, Any]) -> Json:
-    """Two nested counters as one: numbers of the same name are added."""
-    both = dict(left)
-    for name, value in right.items():
-        if isinstance(value, Mapping):
-            both[name] = summed(both.get(name, {}), value)
-        else:
-            both[name] = both.get(name, 0) + value
-    return both
 
 
 def transitions_of(s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100) -> list[JobTransition]:
@@ -422,6 +414,25 @@ def fail_job(s: Session, job: Job, error: Json) -> None:
 def _live_slots(s: Session, job_id: str) -> bool:
     live = select(Slot.id).where(Slot.job_id == job_id, Slot.state == "live").limit(1)
     return s.scalars(live).one_or_none() is not None
+
+
+def set_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+    """Give a locked job another specification, for the same streams, stores and tasks. Raises IllegalTransition."""
+    require_changeable(job)
+    columns = _specified(spec, topology)
+    if columns["spec_sha256"] == job.spec_sha256:
+        return
+    for column, value in columns.items():
+        setattr(job, column, value)
+    job.etag += 1
+    _note(s, job, job.state, job.state, reason or "changed", who)
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def require_changeable(job: Job) -> None:
+    """Nobody runs by its specification. Raises IllegalTransition."""
+    if job.state not in MAY_CHANGE:
+        raise IllegalTransition(job.state, "be changed")
 
 
 def flush_job(s: Session, name: str, *, who: str = "") -> Job:

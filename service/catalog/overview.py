@@ -1,61 +1,135 @@
-"""What the whole catalog holds, in figures, for metrics and readiness.
+"""What the catalog holds, in figures, for metrics and readiness.
 
-It knows sums and counts; it refuses to know how they are shown.
+It knows sums and counts; it refuses to know how they are named and shown.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
-from service.catalog.tables import Instance, Job, Partition, Rebalance, Slot, Task, TaskPosition
+from service.catalog.tables import Instance, Job, Json, Partition, Rebalance, Slot, Store, Task, TaskPosition
+
+
+class TaskFigures(NamedTuple):
+    """A task by job and name: what its commits counted, and how many records it has not read yet."""
+
+    job: str
+    task: str
+    sub_topology: int
+    partition: int
+    counters: Json
+    lag: int
+
+
+class OperatorStore(NamedTuple):
+    """An operator that keeps state, and its store."""
+
+    job: str
+    operator: str
+    sub_topology: int
+    id: str
+    type: str
+    kind: str
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether records may come too late for it."""
+        return self.type in ("session", "window")
 
 
 @dataclass
 class Figures:
-    """Totals since each job was made; keys are job names, (job, operator, reason) for `dropped`, states for `jobs`."""
+    """Totals since each job was made. `jobs` by state, `rebalances` by job."""
 
     jobs: dict[str, int]
-    lag: dict[str, int]
     rebalances: dict[str, int]
     live_instances: int
     live_slots: int
-    records_in: Counter[str] = field(default_factory=Counter)
-    records_out: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    tasks: Sequence[TaskFigures]
+    stores: Sequence[OperatorStore]
+
+    @cached_property
+    def records_in(self) -> Counter[str]:
+        """By job."""
+        return self._by_job("records_in")
+
+    @cached_property
+    def records_out(self) -> Counter[str]:
+        """By job."""
+        return self._by_job("records_out")
+
+    @cached_property
+    def lag(self) -> Counter[str]:
+        """By job."""
+        found: Counter[str] = Counter()
+        for task in self.tasks:
+            found[task.job] += task.lag
+        return found
+
+    def _by_job(self, counter: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for task in self.tasks:
+            found[task.job] += task.counters.get(counter, 0)
+        return found
 
 
 def figures(s: Session) -> Figures:
     """All of it, from one snapshot."""
-    found = Figures(
+    return Figures(
         jobs=dict(s.execute(select(Job.state, func.count()).group_by(Job.state)).all()),
-        lag={job: int(records) for job, records in s.execute(_LAG)},
         rebalances=dict(s.execute(_REBALANCES).all()),
         live_instances=live_instances(s),
         live_slots=s.scalars(select(func.count()).where(Slot.state == "live", Slot.lease_until_ms > now_ms(s))).one(),
+        tasks=task_figures(s),
+        stores=operator_stores(s),
     )
-    for job, counters in s.execute(select(Job.name, Task.counters).join(Task, Task.job_id == Job.id)):
-        found.records_in[job] += counters.get("records_in", 0)
-        found.records_out[job] += counters.get("records_out", 0)
-        for operator, reasons in counters.get("dropped", {}).items():
-            for reason, records in reasons.items():
-                found.dropped[job, operator, reason] += records
-    return found
+
+
+def task_figures(s: Session, job_id: str | None = None) -> list[TaskFigures]:
+    """The tasks of one job or of all, in order."""
+    query = (
+        select(Job.name, Task.name, Task.sub_topology, Task.partition, Task.counters, Task.id)
+        .join(Task, Task.job_id == Job.id)
+        .order_by(Job.name, Task.sub_topology, Task.partition)
+    )
+    lags: dict[str, int] = {task_id: int(records) for task_id, records in s.execute(_LAG)}
+    rows = s.execute(query if job_id is None else query.where(Job.id == job_id))
+    return [TaskFigures(*row[:-1], lag=lags.get(row.id, 0)) for row in rows]
+
+
+def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore]:
+    """The operators with state of one job or of all, in order."""
+    query = (
+        select(Job.name, Store.operator, Store.sub_topology, Store.id, Store.type, Store.kind)
+        .join(Store, Store.job_id == Job.id)
+        .order_by(Job.name, Store.operator)
+    )
+    return [OperatorStore(*row) for row in s.execute(query if job_id is None else query.where(Job.id == job_id))]
+
+
+def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStore]) -> list[tuple[str, int]]:
+    """The id and partition of every task's stores."""
+    partitions: dict[tuple[str, int], list[int]] = {}
+    for task in tasks:
+        partitions.setdefault((task.job, task.sub_topology), []).append(task.partition)
+    return [(store.id, p) for store in stores for p in partitions.get((store.job, store.sub_topology), [])]
 
 
 _LAG = (
-    select(Job.name, func.sum(Partition.end_offset - TaskPosition.position))
-    .join(Task, Task.job_id == Job.id)
-    .join(TaskPosition, TaskPosition.task_id == Task.id)
+    select(TaskPosition.task_id, func.sum(Partition.end_offset - TaskPosition.position))
     .join(
         Partition,
         (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
     )
-    .group_by(Job.name)
+    .group_by(TaskPosition.task_id)
 )
 _REBALANCES = select(Job.name, func.count()).join(Rebalance, Rebalance.job_id == Job.id).group_by(Job.name)
 

@@ -23,9 +23,9 @@ from sqlalchemy.orm import Session
 from service.catalog import closing
 from service.catalog.closing import Advance, Reason
 from service.catalog.engine import now_ms, progress_topic, wake
-from service.catalog.jobs import summed
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
 from service.catalog.tables import Job, Json, Partition, Skip, Store, Task, TaskPosition
+from service.streams import measures
 from service.streams.records import ChunkMeta
 
 Move = TypedDict("Move", {"stream_id": str, "partition": int, "from": int, "to": int})
@@ -319,7 +319,7 @@ class _Committing:
         task.version += 1
         verdict = _verdict(commit, "accepted", None, task.version, [at._asdict() for at in published])
         task.last_commit_id, task.last_commit_result = commit["commit_id"], dict(verdict)
-        task.counters = summed(task.counters, commit.get("counters") or {})
+        task.counters = measures.after(task.counters, commit.get("counters") or {})
         task.applied = {**task.applied, **(commit.get("applied") or {})}
         task.stream_time = max(task.stream_time, commit.get("stream_time", -1))
         task.updated_ms = self._at_ms

@@ -155,7 +155,7 @@ def test_a_verb_that_is_not_there_is_404_and_a_method_that_is_not_there_405(api:
     assert unknown.json()["code"] == "no_such_route"
     wrong = api.put("/v1/jobs/visits")
     assert wrong.status_code == 405
-    assert wrong.headers["Allow"] == "DELETE, GET"
+    assert wrong.headers["Allow"] == "DELETE, GET, PATCH"
     assert wrong.json()["code"] == "method_not_allowed"
     assert api.get("/v1/jobs/visits:pause").status_code == 405
 

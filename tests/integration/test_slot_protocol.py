@@ -80,7 +80,12 @@ class Member:
             "version": task["version"],
             "positions": [{k: work[k] for k in ("stream_id", "partition", "from", "to")}],
             "segment": {"id": segment_id, "bytes": segment.bytes, "chunks": [c._asdict() for c in segment.chunks]},
-            "counters": {"records_in": count, "records_out": count, "dropped": {"f": {"late": 1}}, "batch_ms": 1.5},
+            "counters": {
+                "records_in": count,
+                "records_out": count,
+                "dropped": {"f": {"late": 1}},
+                "batch_us": {"count": 1, "sum": 1500, "max": 1500},
+            },
             "stream_time": 7,
             "applied": {},
             **changes,
@@ -184,7 +189,7 @@ def test_a_commit_publishes_and_moves_and_counts_and_the_same_commit_again_chang
     metrics = member.admin.get("/v1/jobs/copy/metrics").json()
     assert (metrics["records_in"], metrics["dropped"], metrics["lag"]) == (3, {"f": {"late": 1}}, 0)
     exposition = member.admin.get("/metrics").text
-    assert 'millrace_job_dropped_total{job="copy",operator="f",reason="late"} 1.0' in exposition
+    assert 'millrace_dropped_records_total{job="copy",operator="f",reason="late",task="0_0"} 1.0' in exposition
     assert "millrace_live_slots 1.0" in exposition
 
 
@@ -219,6 +224,11 @@ def test_a_stale_commit_is_refused_alone(member: Member, change: Json, reason: s
         (lambda commit: commit["segment"]["chunks"][0].pop("crc32"), "/commits/0/segment/chunks/0"),
         (lambda commit: commit["segment"].update(id="../../etc/passwd"), "/commits/0/segment/id"),
         (lambda commit: commit.update(counters={"records_in": "many"}), "/commits/0/counters/records_in"),
+        (lambda commit: commit.update(counters={"records_in": 2**63}), "/commits/0/counters/records_in"),
+        (
+            lambda commit: commit.update(counters={"operators": {"f": {"emitted": {"sum": 1}}}}),
+            "/commits/0/counters/operators/f/emitted",
+        ),
     ],
 )
 def test_a_commit_that_is_none_is_422_with_a_pointer(

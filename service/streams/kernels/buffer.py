@@ -12,6 +12,7 @@ ABSENT = np.int64(np.iinfo(np.int64).min)  # the buffer time that means "not buf
 STORED = np.int64(-1)  # the source of a value that lies in the store
 NEEDS_MORE = np.int64(-1)  # an entry that was not loaded may be the head
 FULL = np.int64(-2)
+PUSHED = np.int64(-1)  # the overtime of what left because of the bounds
 
 _BYTES = nb.types.Array(nb.uint8, 1, "C", readonly=True)  # Arrow buffers are read-only
 _ENDS = nb.types.Array(nb.int32, 1, "C", readonly=True)
@@ -84,6 +85,18 @@ def is_before(heap, size, times, known):  # type: ignore[no-untyped-def]
     return times[head] < known[0] or (times[head] == known[0] and head <= known[1])
 
 
+@nb.njit(nb.void(nb.bool_, nb.int64[::1], nb.int64[::1]), cache=True)
+def look(has_changed, totals, levels):  # type: ignore[no-untyped-def]
+    """Note how full the buffer is: levels = looks; records and bytes, each their sum over all looks and the most."""
+    if not has_changed:
+        return
+    levels[0] += 1
+    levels[1] += totals[0]
+    levels[2] = max(levels[2], totals[0])
+    levels[3] += totals[1]
+    levels[4] = max(levels[4], totals[1])
+
+
 @nb.njit(
     nb.int64(
         _INT64S,
@@ -98,11 +111,12 @@ def is_before(heap, size, times, known):  # type: ignore[no-untyped-def]
         nb.bool_,
         _INT64S,
         nb.int64[:, ::1],
+        nb.int64[::1],
     ),
     cache=True,
 )
 def suppress(  # type: ignore[no-untyped-def]
-    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out
+    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out, levels
 ):
     """Feed the rows. Row i updates entry ids[i] (none if negative), with buffer time first_times[i] if it is new, to
     hold sizes[i] bytes. Then entries leave, lowest (time, id) first, while their time is at most due[i]; and while the
@@ -110,8 +124,9 @@ def suppress(  # type: ignore[no-untyped-def]
 
     Per entry, read and written: times (ABSENT = not buffered), held (bytes), sources (the row that its value comes
     from, or STORED). totals (records, bytes) counts entries that were not loaded, too: these come after (time, id) =
-    known, and are not due in any row. out[:, k] = (row at which it left, entry, source) of the k-th that leaves.
-    Returns how many left; NEEDS_MORE; or FULL - row, totals telling how full.
+    known, and are not due in any row. out[:, k] = (row at which it left, entry, source, by how much due[row] was past
+    its time or PUSHED) of the k-th that leaves. `levels` looks after each put, and after each row at which entries
+    left, as Kafka Streams does. Returns how many left; NEEDS_MORE; or FULL - row, totals telling how full.
     """
     heap = np.empty(len(times), np.int64)
     size = 0
@@ -132,6 +147,8 @@ def suppress(  # type: ignore[no-untyped-def]
             totals[1] += sizes[row] - held[one]
             held[one] = sizes[row]
             sources[one] = row
+            look(True, totals, levels)
+        before = left
         while True:
             is_over = totals[0] > bounds[0] or totals[1] > bounds[1]
             is_due = size > 0 and times[heap[0]] <= due[row]
@@ -145,10 +162,12 @@ def suppress(  # type: ignore[no-untyped-def]
             out[0, left] = row
             out[1, left] = head
             out[2, left] = sources[head]
+            out[3, left] = due[row] - times[head] if is_due else PUSHED
             left += 1
             totals[0] -= 1
             totals[1] -= held[head]
             times[head] = ABSENT
+        look(left > before, totals, levels)
         if is_over:
             return FULL - row
     return left

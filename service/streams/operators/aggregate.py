@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams import codec, store_keys
+from service.streams import codec, measures, store_keys
 from service.streams.kernels import windows as kernel
 from service.streams.operators.aggregates import Aggregates, State, taken
 from service.streams.operators.aggregators import aggregator_named, has_merger
@@ -98,7 +98,8 @@ class Aggregate:
         overlay = Overlay(state, first.changes)
         then = self.process(batch.slice(half), overlay)
         forward = pa.concat_batches([first.forward, then.forward])
-        return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped)
+        measured = measures.after(first.measures, then.measures)
+        return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped, measured)
 
     def _process(self, batch: pa.RecordBatch, state: StateReader) -> Step:
         rows, dropped = self._admitted(batch)
@@ -171,6 +172,7 @@ class Aggregate:
             forward,
             store_keys.changelog(changes, after if after != keyed.before else None),
             [*dropped, *keyed.dropped, *late],
+            keyed.lateness,
         )
 
     def _updates(self, rows: pa.RecordBatch, gathered: Gathered, said: _Said, out: State) -> pa.RecordBatch:

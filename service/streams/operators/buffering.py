@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from service.streams import buffers, store_keys
 from service.streams.kernels import buffer as kernel
+from service.streams.measures import Reading, spread
 from service.streams.operators.keyed import Keyed
 from service.streams.operators.step import NO_CAUSE
 from service.streams.records import StateReader, as_records, as_task_batch
@@ -96,7 +97,7 @@ class Flow:
     """The entries that a batch touches, and those that may leave, in the order of identities; ids are places there.
 
     `was`: buffer times as stored (ABSENT = not buffered). The kernel reads and writes `times`, `held` (bytes),
-    `sources` (the row that a value comes from) and `totals` (records, bytes); `left` is what it says.
+    `sources` (the row that a value comes from) and `totals` (records, bytes); `left` and `levels` are what it says.
     """
 
     ids: Int64s
@@ -111,6 +112,7 @@ class Flow:
     sources: Int64s
     totals: Int64s
     left: npt.NDArray[np.int64]
+    levels: Int64s
 
     def run(self, feed: Feed, due: Int64s, bounds: Int64s, *, may_emit_early: bool) -> int:
         """Feed the rows: how many entries left, or why the kernel stopped."""
@@ -127,13 +129,14 @@ class Flow:
             may_emit_early,
             self.known,
             self.left,
+            self.levels,
         )
         self.left = self.left[:, : max(code, 0)]
         return int(code)
 
     def leaving(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The updates that left (TASK_SCHEMA), with the offset of the record that made them leave."""
-        causes, entries, sources = self.left
+        causes, entries, sources, _ = self.left
         is_stored = sources == kernel.STORED
         stored, updates = entries[is_stored], as_records(rows)
         if len(stored):
@@ -144,6 +147,30 @@ class Flow:
         places[is_stored] = rows.num_rows + np.arange(len(stored))
         offsets = np.append(rows.column("offset").to_numpy(), NO_CAUSE)[causes]
         return as_task_batch(updates.take(pa.array(places)), pa.array(offsets))
+
+    def measures(self, is_said: pa.BooleanArray | None) -> Reading:
+        """How full the buffer was and is; how many updates that left went on (`is_said`: one flag each, None for all);
+        by how much stream time had passed the time of those that it made leave: what is pushed out is not over time.
+        """
+        overtime = self.left[3]
+        if is_said is not None and is_said.false_count:
+            overtime = overtime[is_said.to_numpy(zero_copy_only=False)]
+        found = {**self._measured_levels(), "emitted": len(overtime)}
+        if (overtime == kernel.PUSHED).any():
+            overtime = overtime[overtime != kernel.PUSHED]
+        if len(overtime):
+            found["overtime_ms"] = {**spread(overtime), "min": int(overtime.min())}
+        return found
+
+    def _measured_levels(self) -> Reading:
+        looks, records, most_records, size, most_size = self.levels.tolist()
+        if not looks:
+            return {}
+        records_now, size_now = self.totals.tolist()
+        return {
+            "buffer_records": {"count": looks, "sum": records, "max": most_records, "last": records_now},
+            "buffer_bytes": {"count": looks, "sum": size, "max": most_size, "last": size_now},
+        }
 
     def changes(self, keyed: Keyed, now: int) -> pa.RecordBatch | None:
         """What the store has to learn (CHANGELOG_SCHEMA), None when nothing; `now` is stream time after it all."""
@@ -200,7 +227,8 @@ def load(feed: Feed, last_due: int, beyond: int, state: StateReader, *, is_sessi
         times=was.copy(),
         sources=np.full(len(was), kernel.STORED),
         totals=totals.copy(),
-        left=np.empty((3, len(was) + len(feed.times)), np.int64),
+        left=np.empty((4, len(was) + len(feed.times)), np.int64),
+        levels=np.zeros(5, np.int64),
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import clock, codec
+from service.streams import clock, codec, measures
 from service.streams.kernels.deduplicate import deduplicate
 from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
@@ -95,10 +95,11 @@ class Deduplicate:
         )
         now = clock.latest(obs, running)
         changes = entries.changes(now if now != obs else None)
+        late = measures.lateness(running, timestamps)
         if forward.all():
-            return Step(rows, changes, dropped)
+            return Step(rows, changes, dropped, late)
         duplicates = Dropped(self.name, "duplicate", rows.filter(pa.array(~forward)))
-        return Step(rows.filter(pa.array(forward)), changes, [*dropped, duplicates])
+        return Step(rows.filter(pa.array(forward)), changes, [*dropped, duplicates], late)
 
 
 class _Entries:

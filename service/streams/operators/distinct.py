@@ -89,7 +89,7 @@ class Distinct:
         dropped = self._dropped(arrivals, judged, time.running[is_kept.to_numpy(zero_copy_only=False)])
         parts = [*judged.entries, *time.changes(keyed.now), *_last_end(judged, state)]
         changes = store_keys.changelog(parts, keyed.now if keyed.now != keyed.before else None)
-        return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped])
+        return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped], keyed.lateness)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
         """Nothing comes out, but what is closed by then takes no more records."""

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import clock, codec, store_keys
+from service.streams import clock, codec, measures, store_keys
+from service.streams.measures import Reading
 from service.streams.records import Dropped, StateReader
 
 Flags = npt.NDArray[np.bool_]
@@ -50,11 +51,17 @@ class Keyed:
             batch = batch.filter(keys.is_valid())
             keys = batch.column("key")
         is_storable = store_keys.is_storable(keys)
-        if not pc.all(is_storable).as_py():
-            dropped.append(Dropped(operator, "key_too_long", batch.filter(pc.invert(is_storable))))
+        is_too_long = pc.invert(is_storable)
+        if pc.any(is_too_long).as_py():
+            dropped.append(Dropped(operator, "key_too_long", batch.filter(is_too_long)))
             keys = pc.if_else(is_storable, keys, None)
         running = clock.observe(before, batch.column("timestamp").to_numpy())
         return cls(batch, keys, running, before, clock.latest(before, running), dropped)
+
+    @property
+    def lateness(self) -> Reading:
+        """How late the records are."""
+        return measures.lateness(self.running, self.rows.column("timestamp").to_numpy())
 
 
 @dataclass(frozen=True, slots=True)

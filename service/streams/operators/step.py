@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from service.streams.errors import ExpressionFailed
 from service.streams.expressions import Expression, evaluate, evaluate_lenient
+from service.streams.measures import Reading
 from service.streams.operators.closing import CloseReason
 from service.streams.records import Dropped, StateReader
 
@@ -24,11 +25,15 @@ NO_CAUSE: Final = -1  # the source offset of what no record caused
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`forward`: TASK_SCHEMA. `changes`: CHANGELOG_SCHEMA sorted by key, or None when the store did not move."""
+    """`forward`: TASK_SCHEMA. `changes`: CHANGELOG_SCHEMA sorted by key, or None when the store did not move.
+
+    `measures`: what the operator measured (`service.streams.measures`).
+    """
 
     forward: pa.RecordBatch
     changes: pa.RecordBatch | None = None
     dropped: list[Dropped] = field(default_factory=list)
+    measures: Reading = field(default_factory=dict)
 
 
 class Operator(Protocol):

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from service.streams import store_keys
 from service.streams.errors import SuppressionFull
 from service.streams.kernels import buffer as kernel
-from service.streams.operators.buffering import Feed, Flow, load
+from service.streams.operators.buffering import Feed, Flow, Int64s, load
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
 from service.streams.operators.keyed import Keyed
@@ -130,17 +130,19 @@ class Suppress:
     def _run(self, keyed: Keyed, feed: Feed, state: StateReader, reason: CloseReason | None) -> Step:
         if not len(feed.times):
             return Step(keyed.rows, dropped=keyed.dropped)
-        flow = self._evict(feed, state, keyed.rows)
+        due = feed.running - self.wait_ms
+        flow = self._evict(feed, due, state, keyed.rows)
         forward = flow.leaving(keyed.rows)
-        if self.is_final:
-            forward = forward.filter(forward.column("value").is_valid())
+        is_said = forward.column("value").is_valid() if self.is_final else None
+        if is_said is not None:
+            forward = forward.filter(is_said)
         if reason is not None:
             forward = forward.set_column(5, TASK_SCHEMA.field("headers"), say_why(forward.column("headers"), reason))
-        return Step(forward, flow.changes(keyed, int(feed.running[-1])), keyed.dropped)
+        measured = {**keyed.lateness, **flow.measures(is_said)}
+        return Step(forward, flow.changes(keyed, int(feed.running[-1])), keyed.dropped, measured)
 
-    def _evict(self, feed: Feed, state: StateReader, rows: pa.RecordBatch) -> Flow:
+    def _evict(self, feed: Feed, due: Int64s, state: StateReader, rows: pa.RecordBatch) -> Flow:
         """Run the kernel. Where bounds could evict entries that are not loaded, load more and run again."""
-        due = feed.running - self.wait_ms
         beyond = _FIRST_HEADS if self.buffer.is_bounded and self.buffer.may_emit_early else 0
         while True:
             flow = load(feed, int(due[-1]), beyond, state, is_session=self.is_session)

@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -239,6 +240,7 @@ class _Buffer(_Family):
         return None if window is None or self._delay_ms is None else saturated(window[1], self._delay_ms)
 
 
+@lru_cache(maxsize=64)  # a lookup needs it once a family, and once more
 def _bound(key: bytes) -> bytes:
     """A key in its ordered form, cut where no store key can reach."""
     return store_keys.ordered_one(key)[:_MAX_BOUND]

@@ -6,7 +6,7 @@ It knows how steps connect; it refuses to know what a step does, where state is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from service.streams import clock
+from service.streams import clock, measures
+from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
@@ -32,7 +33,7 @@ class ChainResult:
 
     `outputs`: per sink its stream and records (RECORD_SCHEMA); `offsets`: per output the source offset that
     caused each record (int64). `changes`: CHANGELOG_SCHEMA by store name, of the stores that moved.
-    `stream_time`: the highest timestamp of the batch.
+    `stream_time`: the highest timestamp of the batch. `measures`: by operator what it measured.
     """
 
     outputs: list[tuple[str, pa.RecordBatch]]
@@ -40,6 +41,13 @@ class ChainResult:
     changes: dict[str, pa.RecordBatch]
     dropped: list[Dropped]
     stream_time: int
+    measures: dict[str, Reading] = field(default_factory=dict)
+
+    def note(self, operator: str, step: Step) -> None:
+        """Keep what a step dropped and measured."""
+        self.dropped.extend(step.dropped)
+        if step.measures:
+            self.measures[operator] = measures.after(self.measures.get(operator, {}), step.measures)
 
 
 class Chain:
@@ -47,7 +55,7 @@ class Chain:
 
     def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
         self.dropped = sub_topology.dropped
-        self._nodes = [(node.store, _operator(node, on_error)) for node in sub_topology.nodes]
+        self._nodes = [(node.name, node.store, _operator(node, on_error)) for node in sub_topology.nodes]
         self._sinks = [(sink.stream, _gate(i, sink, on_error)) for i, sink in enumerate(sub_topology.sinks)]
 
     def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
@@ -57,13 +65,13 @@ class Chain:
         """
         stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
         result = ChainResult([], [], {}, [], stream_time)
-        for store, operator in self._nodes:
+        for name, store, operator in self._nodes:
             if not batch.num_rows:
                 break
             step = operator.process(batch, states[store.name] if store else None)
             if store and step.changes is not None:
                 result.changes[store.name] = step.changes
-            result.dropped.extend(step.dropped)
+            result.note(name, step)
             batch = step.forward
         return self._delivered(batch, result)
 
@@ -71,7 +79,7 @@ class Chain:
         """The lowest stream time that closes everything that is open in the stores; None when nothing is."""
         found = [
             operator.horizon(states[store.name])
-            for store, operator in self._nodes
+            for _, store, operator in self._nodes
             if store is not None and isinstance(operator, Advancing)
         ]
         return max((time for time in found if time is not None), default=None)
@@ -82,16 +90,16 @@ class Chain:
         Offsets of outputs are NO_CAUSE. Operators that do not wait for time (deduplicate) do not take part.
         """
         batch, result = empty(TASK_SCHEMA), ChainResult([], [], {}, [], to)
-        for store, operator in self._nodes:
+        for name, store, operator in self._nodes:
             state = states[store.name] if store else None
             step = operator.process(batch, state) if batch.num_rows else Step(batch)
             changes, batch = step.changes, step.forward
-            result.dropped.extend(step.dropped)
+            result.note(name, step)
             if state is not None and isinstance(operator, Advancing):
                 overlay = Overlay(state, changes)
                 then = operator.advance(to, overlay, reason)
                 changes, batch = overlay.merged(then.changes), pa.concat_batches([batch, then.forward])
-                result.dropped.extend(then.dropped)
+                result.note(name, then)
             if store and changes is not None:
                 result.changes[store.name] = changes
         return self._delivered(batch, result)

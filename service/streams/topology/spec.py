@@ -25,6 +25,10 @@ MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
 _PARTITION = r"^(0|[1-9][0-9]{0,8})$"
 
+BatchRecords = Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)]
+Parallelism = Annotated[int, Field(ge=1, le=10_000)]
+IdleTime = Annotated[int, Field(ge=1, le=MAX_INT64)]
+
 
 class SinkSpec(Spec):
     """A stream that results go to: all of them, or those for which `where` is true."""
@@ -87,10 +91,10 @@ class JobSpec(Spec):
     acceptable_recovery_lag: Duration = 10_000
     max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000)] = 2
     max_task_idle_ms: Duration = 1_000
-    parallelism: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    max_batch_records: Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)] = 500_000
+    parallelism: Parallelism | None = None
+    max_batch_records: BatchRecords = 500_000
     commit_interval_ms: Duration = 100
-    idle_close_after_ms: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    idle_close_after_ms: IdleTime | None = None
     keep_dropped: bool = False
     trust_partitions: bool = False  # equal keys share a partition, though the source was written with explicit ones
     on_error: OnError = "fail"

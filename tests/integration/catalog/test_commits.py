@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from service import coordinator
-from service.catalog import jobs
+from service.catalog import jobs, overview
 from service.catalog.engine import Catalog
 from service.catalog.tables import new_id
 from tests.integration.catalog.world import (
+    Answer,
     SlotDouble,
     batch,
     chunk,
@@ -170,6 +171,36 @@ def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: S
     job = catalog.read(jobs.get_job, "visits")
     assert catalog.read(jobs.metrics, job.id) == {"records_in": 6, "dropped": {"once": {"duplicate": 4}}}
     assert catalog.read(jobs.stream_time, job.id) == 70
+
+
+def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog: Catalog, worker: SlotDouble) -> None:
+    first, second = worker.tasks()[:2]
+
+    def held(last: int, low: int) -> Answer:
+        level = {"count": 1, "sum": last, "max": last, "last": last}
+        return {"operators": {"s": {"emitted": 1, "buffer_records": level, "overtime_ms": {"count": 1, "min": low}}}}
+
+    worker.commit(commit_of(first, counters=held(9, 5)), commit_of(second, counters=held(4, 7)))
+    worker.commit(commit_of(first | {"version": 1}, counters=held(2, 6)))
+    tasks = {task.task: task.counters for task in catalog.read(overview.task_figures)}
+    assert tasks[first["name"]]["operators"]["s"] == {
+        "emitted": 2,
+        "buffer_records": {"count": 2, "sum": 11, "max": 9, "last": 2},
+        "overtime_ms": {"count": 2, "min": 5},
+    }
+    job = catalog.read(jobs.get_job, "visits")
+    assert catalog.read(jobs.metrics, job.id)["operators"]["s"] == {
+        "emitted": 3,
+        "buffer_records": {"count": 3, "sum": 15, "max": 9, "last": 2 + 4},
+        "overtime_ms": {"count": 3, "min": 5},
+    }
+
+
+def test_lag_is_told_by_task_and_by_job(catalog: Catalog, worker: SlotDouble) -> None:
+    worker.commit(batch(catalog, worker.tasks()[1], worker.joined))
+    found = catalog.read(overview.figures)
+    assert {task.task: task.lag for task in found.tasks} == {"0_0": 10, "0_1": 0, "0_2": 10, "0_3": 10}
+    assert found.lag == {"visits": 30}
 
 
 def test_commits_keep_the_lease_but_write_it_rarely(catalog: Catalog, worker: SlotDouble) -> None:

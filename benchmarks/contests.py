@@ -1,0 +1,230 @@
+"""Jobs of Millrace against Spark's own operators, on the same events: who does more in a second, and do they agree.
+
+Knows the contests, how both sides are timed, and that a ratio counts only when the results are those of the events.
+Runs alternate; the first of each side warms it up and is not counted. Windows are those of Nexmark: counts of
+bids per bidder in sessions of 10 s (query 11), in windows of 10 s (12), in windows of 10 s every 2 s (5).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.agreement import CLOSING, check_counts, check_survivors, expected
+from benchmarks.report import Row
+from benchmarks.running import Running, wait_until
+from service.streams.partitioner import murmur2
+
+SOURCE = "bids"
+PARTITIONS = 4
+GRACE_MS = 5_000  # the disorder of the events
+FILE_RECORDS = 500_000  # our batches: as much of each partition, at once
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One operator of ours against a query of `spark_peer`; `times` are what both are given."""
+
+    name: str
+    measure: str
+    peer: str
+    bar: str
+    times: Mapping[str, int]
+    operator: Mapping[str, Any]
+
+
+def _count(window_type: str, times: Mapping[str, int], **how: str) -> dict[str, Any]:
+    window = {"type": window_type, **times}
+    return {"op": "aggregate", "name": "counts", "window": window, "aggregates": {"n": {"fn": "count"}}, **how}
+
+
+_MINUTE = {"interval_ms": 60_000}
+_SESSION = {"gap_ms": 10_000, "grace_ms": GRACE_MS}
+_TUMBLING = {"size_ms": 10_000, "grace_ms": GRACE_MS}
+_HOPPING = {"size_ms": 10_000, "advance_ms": 2_000, "grace_ms": GRACE_MS}
+
+CONTESTS = (
+    Contest(
+        "deduplicate",
+        "dedup by key, stream to stream",
+        "dropDuplicatesWithinWatermark",
+        "≥ 5×",
+        _MINUTE,
+        {"op": "deduplicate_by_key", "name": "once", **_MINUTE},
+    ),
+    Contest(
+        "session",
+        "session count emitted on close, store materialised",
+        "session_window, append",
+        "≥ 8×",
+        _SESSION,
+        _count("session", _SESSION, emit="on_window_close"),
+    ),
+    Contest(
+        "tumbling",
+        "tumbling count, last_per_batch, store materialised",
+        "window, update",
+        "≥ 6×",
+        _TUMBLING,
+        _count("tumbling", _TUMBLING, updates="last_per_batch"),
+    ),
+    Contest(
+        "hopping",
+        "hopping count (5 windows a record), last_per_batch, store materialised",
+        "window with slide, update",
+        "≥ 6×",
+        _HOPPING,
+        _count("hopping", _HOPPING, updates="last_per_batch"),
+    ),
+)
+
+
+class Peer:
+    """The process of `spark_peer`; a context manager that ends it."""
+
+    def __init__(self, cores: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.spark_peer", str(cores)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, **pipes)
+
+    def seconds(self, contest: Contest, source: Path, out: Path) -> float:
+        """How long its query took over the deliveries in `source`."""
+        asked = {"name": contest.name, "times": contest.times, "source": str(source), "out": str(out)}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({**asked, "files_per_batch": PARTITIONS}), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"Spark gave up on {contest.name}")
+        return float(json.loads(answer)["seconds"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+
+def with_closing(events: pa.Table) -> pa.Table:
+    """The events, and after them for each partition a record a day later, so that everything closes on both sides."""
+    last_ms = pc.max(events["timestamp"]).as_py() + DAY_MS
+    keys = [_closing_key(partition) for partition in range(PARTITIONS)]
+    closing = pa.table({"key": keys, "value": ["{}"] * PARTITIONS, "timestamp": [last_ms] * PARTITIONS})
+    return pa.concat_tables([events, closing.cast(events.schema)])
+
+
+def _closing_key(partition: int) -> str:
+    tried = (f"{CLOSING}{number}" for number in range(1000))
+    return next(key for key in tried if (murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS == partition)
+
+
+def contests(running: Running, events: pa.Table, scratch: Path, *, cores: int, runs: int) -> Iterator[Row]:
+    """A row for each contest. `events` are in SOURCE already. Raises Disagreement."""
+    arena = Arena(running, events, scratch, cores)
+    with Peer(cores) as peer:
+        for contest in CONTESTS:
+            yield _contest(arena, peer, contest, runs)
+
+
+class Arena:
+    """Where contests are held: the service, and the same events as files for Spark."""
+
+    def __init__(self, running: Running, events: pa.Table, scratch: Path, cores: int) -> None:
+        self.running, self.events, self.cores, self._scratch = running, events, cores, scratch
+        self.source, self.warm = scratch / "source", scratch / "warm"
+        _write_parquet(events, self.source, FILE_RECORDS)
+        _write_parquet(events.slice(0, FILE_RECORDS), self.warm, FILE_RECORDS // PARTITIONS)
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """An empty one for what Spark writes; gone afterwards."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            yield Path(folder) / "out"
+
+
+def _contest(arena: Arena, peer: Peer, contest: Contest, runs: int) -> Row:
+    with arena.folder() as out:
+        peer.seconds(contest, arena.warm, out)
+    _job_seconds(arena.running, contest, 0)
+    ours, theirs, note = [], [], ""
+    for run in range(1, runs + 1):
+        ours.append(_job_seconds(arena.running, contest, run))
+        with arena.folder() as out:
+            theirs.append(peer.seconds(contest, arena.source, out))
+            note = note or _agreement(arena, contest, _sink(contest, run), out)
+    count = arena.events.num_rows
+    figure, peer_figure = (count / statistics.median(seconds) for seconds in (ours, theirs))
+    conditions = (
+        f"{count:,} records, {PARTITIONS} partitions, {_described(contest.times)}, {arena.cores} cores, "
+        f"POST of the job to caught up, median of {runs} alternating runs: {_listed(ours)} against {_listed(theirs)}; "
+        + note
+    )
+    ratio = figure / peer_figure
+    return Row(contest.measure, figure, "rec/s", conditions, f"Spark {contest.peer}", peer_figure, ratio, contest.bar)
+
+
+def _job_seconds(running: Running, contest: Contest, run: int) -> float:
+    """From the POST of the job until it has read everything and its store can be looked up."""
+    name = f"{contest.name}_{run}"
+    started = monotonic()
+    body = {"name": name, "source": SOURCE, "operators": [contest.operator], "sink": _sink(contest, run)}
+    running.call("POST", "/v1/jobs", json=body)
+    running.wait_until_caught_up(name)
+    seconds = monotonic() - started
+    running.call("POST", f"/v1/jobs/{name}:stop")
+    wait_until(lambda: running.call("GET", f"/v1/jobs/{name}")["state"] == "stopped", 60, f"the end of {name}")
+    return seconds
+
+
+def _agreement(arena: Arena, contest: Contest, sink: str, out: Path) -> str:
+    """What was found equal, in words."""
+    ours = _as_text_keys(arena.running.read(sink, PARTITIONS))
+    theirs = pa.concat_tables(pq.read_table(file) for file in sorted(out.rglob("*.parquet")))
+    if contest.name == "deduplicate":
+        return check_survivors(ours, theirs, arena.events)
+    wanted = expected(contest.name, contest.times, arena.events)
+    check_counts(contest.name, contest.times, wanted, ours, theirs)
+    return f"both gave the same {wanted.windows:,} windows with {wanted.records:,} records"
+
+
+def _sink(contest: Contest, run: int) -> str:
+    return f"{contest.name}-{run}"
+
+
+def _as_text_keys(table: pa.Table) -> pa.Table:
+    return table.set_column(table.column_names.index("key"), "key", table["key"].cast(pa.utf8()))
+
+
+def _write_parquet(events: pa.Table, folder: Path, file_records: int) -> None:
+    """Files of so many records; Spark reads them by age, which for its clock must differ."""
+    folder.mkdir()
+    for number, start in enumerate(range(0, events.num_rows, file_records)):
+        file = folder / f"{number:04}.parquet"
+        pq.write_table(events.slice(start, file_records), file)
+        os.utime(file, (number, number))
+
+
+def _described(times: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.removesuffix('_ms')} {ms / 1000:g} s" for name, ms in times.items())
+
+
+def _listed(seconds: list[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in seconds) + " s"

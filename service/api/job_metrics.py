@@ -1,0 +1,153 @@
+"""What a job measured, over HTTP as JSON: the same figures as `/metrics`, with rates.
+
+Knows the shape of the answer. Refuses to know what the figures are called and mean (`service.figures`).
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any, Final, NamedTuple
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.bodies import answer
+from service.auth import Reader
+from service.catalog import jobs, overview
+from service.catalog.engine import now_ms
+from service.catalog.overview import OperatorStore, TaskFigures
+from service.figures import OPERATOR_FAMILIES, Size, of_operator, of_task, with_rates
+from service.problems import declared
+from service.streams import measures
+from service.streams.measures import Reading
+
+router = APIRouter(tags=["jobs"])
+
+LEAST_S: Final = 0.001  # a job that was made in this very moment has rates, too
+
+Sizes = dict[tuple[str, int], Size]
+
+_FIELDS: dict[str, Any] = {
+    name: (float | None, Field(default=None, description=family.meaning))
+    for family in OPERATOR_FAMILIES
+    for name in family.samples
+}
+_RATES: dict[str, Any] = {
+    family.name + "_rate": (float | None, Field(default=None, description="Per second, since the job was made"))
+    for family in OPERATOR_FAMILIES
+    if family.kind == "counter"
+}
+OperatorMetrics = create_model(
+    "OperatorMetrics",
+    __doc__="What an operator measured: the samples of `/metrics` without their prefix, and rates. "
+    "What has no value yet is left out.",
+    __config__=ConfigDict(extra="forbid"),
+    **_FIELDS,
+    **_RATES,
+)
+
+
+class Counted(BaseModel):
+    """What a task, or all tasks of a job together, counted since the job was made."""
+
+    task_lag_records: Annotated[int, Field(description="Records that were not read yet.")]
+    records_in: int
+    records_out: int
+    dropped: Annotated[dict[str, dict[str, int]], Field(description="Records by operator and reason.")]
+    batch_seconds_count: int | None = None
+    batch_seconds_sum: float | None = None
+    batch_seconds_max: float | None = None
+    operators: Annotated[dict[str, OperatorMetrics], Field(description="The operators with state, by name.")]
+
+
+class JobMetrics(Counted):
+    """The same of a job and, by name, of each of its tasks. Of several tasks, sums and current values are added up,
+    least and highest ones are those of any task, averages are over all. Rates are per second since the job was made.
+    """
+
+    since: Annotated[str, Field(description="When the job was made.")]
+    records_in_rate: float
+    records_out_rate: float
+    lag: Annotated[int, Field(description="As task_lag_records.")]
+    tasks: dict[str, Counted]
+    counters: Annotated[dict[str, Any], Field(description="What the job's commits counted, as they say it.")]
+
+
+class _Job(NamedTuple):
+    made: datetime
+    age_s: float
+    tasks: list[TaskFigures]
+    stores: list[OperatorStore]
+
+
+@router.get("/v1/jobs/{job:name}/metrics", responses={200: {"model": JobMetrics}, **declared(401, 403, 404)})
+async def get_job_metrics(request: Request, job: str, _: Reader) -> Response:
+    """Show what a job counted and measured: lateness, drops, buffers, stores, lag, batch times."""
+    found = await run_in_threadpool(request.state.catalog.read, _look, job)
+    sizes = await request.state.lookups.sizes(overview.store_partitions(found.tasks, found.stores))
+    return answer(_described(found, sizes))
+
+
+def _look(s: Session, name: str) -> _Job:
+    job = jobs.get_job(s, name)
+    age_s = now_ms(s) / 1000 - job.created_at.timestamp()
+    return _Job(
+        job.created_at, max(age_s, LEAST_S), overview.task_figures(s, job.id), overview.operator_stores(s, job.id)
+    )
+
+
+def _described(job: _Job, sizes: Sizes) -> dict[str, Any]:
+    total: Reading = {}
+    for task in job.tasks:
+        total = measures.beside(total, task.counters)
+    lag = sum(task.lag for task in job.tasks)
+    together = {store.id: _together(store, job.tasks, sizes) for store in job.stores}
+    counted = _counted(job, total, lag, job.stores, together)
+    return {
+        **counted,
+        "since": job.made.isoformat(),
+        "records_in_rate": counted["records_in"] / job.age_s,
+        "records_out_rate": counted["records_out"] / job.age_s,
+        "lag": lag,
+        "tasks": {task.task: _of_task(job, task, sizes) for task in job.tasks},
+        "counters": total,
+    }
+
+
+def _of_task(job: _Job, task: TaskFigures, sizes: Sizes) -> dict[str, Any]:
+    stores = [store for store in job.stores if store.sub_topology == task.sub_topology]
+    own = {store.id: sizes.get((store.id, task.partition)) for store in stores}
+    return _counted(job, task.counters, task.lag, stores, own)
+
+
+def _counted(
+    job: _Job, counters: Reading, lag: int, stores: Iterable[OperatorStore], sizes: dict[str, Size | None]
+) -> dict[str, Any]:
+    dropped, measured = counters.get("dropped", {}), counters.get("operators", {})
+    return {
+        **of_task(counters, lag),
+        "records_in": counters.get("records_in", 0),
+        "records_out": counters.get("records_out", 0),
+        "dropped": dropped,
+        "operators": {
+            store.operator: with_rates(
+                of_operator(
+                    store, measured.get(store.operator, {}), dropped.get(store.operator, {}), sizes.get(store.id)
+                ),
+                job.age_s,
+            )
+            for store in stores
+        },
+    }
+
+
+def _together(store: OperatorStore, tasks: Iterable[TaskFigures], sizes: Sizes) -> Size | None:
+    """The size of a store; None where that of some partition can not be told."""
+    parts = [sizes.get((store.id, task.partition)) for task in tasks if task.sub_topology == store.sub_topology]
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return None
+    return Size(sum(part.entries for part in told), sum(part.bytes for part in told))

@@ -1,0 +1,104 @@
+"""Cases of every conformance family as jobs on Spark, over HTTP: the outputs of the real Kafka Streams, whole and cut.
+
+All jobs of one way run side by side in one service: a stream of one partition for each case, a slot for each job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmarks.running import Running
+from tests.conformance.given import FAMILIES, load, promised
+from tests.driving import Record, caught_up, in_state, make_stream, outputs, post
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(240)]
+
+MAX_RECORDS = 100  # of a case: each batch costs a commit
+WAYS: dict[str, Record] = {"whole": {}, "cut": {"max_batch_records": 7, "commit_interval_ms": 0}}
+POSTS = 5  # of a case that is cut
+
+Case = dict[str, Any]
+Outputs = dict[tuple[str, str], list[Record]]
+
+
+def _sample() -> dict[str, Case]:
+    """Of each of the families' parts (`session-updates`, `session-on-close`, …) a long case with many late records."""
+    chosen: dict[str, Case] = {}
+    for case in (case for family in FAMILIES for case in load(family) if len(case["records"]) <= MAX_RECORDS):
+        part = re.sub(r"-\d+$", "", case["name"])
+        if part not in chosen or _weight(case) > _weight(chosen[part]):
+            chosen[part] = case
+    return chosen
+
+
+def _weight(case: Case) -> int:
+    dropped: int = case.get("dropped_total", len(case["records"]) - len(case["outputs"]))
+    return len(case["outputs"]) * (dropped + 1)
+
+
+CASES = _sample()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """(part, way) → what came out."""
+    found: Outputs = {}
+    with Running(tmp_path_factory.mktemp("conformance") / "data") as running, ThreadPoolExecutor(8) as clients:
+        list(clients.map(lambda part: make_stream(running, part, 1), CASES))
+        _start(running, "cut")
+        list(clients.map(lambda part: _post_in_parts(running, part), CASES))
+        found |= _finished(running, "cut")
+        _start(running, "whole")
+        found |= _finished(running, "whole")
+    return found
+
+
+def _post_in_parts(running: Running, part: str) -> None:
+    for records in parts_of(CASES[part]["records"], POSTS):
+        post(running, part, records)
+
+
+def parts_of(records: list[Record], count: int) -> Iterator[list[Record]]:
+    size = -(-len(records) // count)
+    return (records[start : start + size] for start in range(0, len(records), size))
+
+
+def _start(running: Running, way: str) -> None:
+    for part, case in CASES.items():
+        name = _job(part, way)
+        body = {**case["job"], **WAYS[way], "name": name, "source": part, "sink": f"{name}-out", "parallelism": 1}
+        running.call("POST", "/v1/jobs", json=body)
+
+
+def _finished(running: Running, way: str) -> Outputs:
+    """What every job of this way gave, once it has read all; their slots are given back."""
+    found = {}
+    for part in CASES:
+        name = _job(part, way)
+        assert caught_up(running, name)["state"] == "running"
+        found[part, way] = outputs(running, f"{name}-out")
+        running.call("POST", f"/v1/jobs/{name}:stop")
+    for part in CASES:
+        in_state(running, _job(part, way), "stopped")
+    return found
+
+
+def _job(part: str, way: str) -> str:
+    return f"{way}_{part.replace('-', '_')}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("part", CASES)
+def test_a_job_on_spark_gives_the_outputs(results: Outputs, part: str, way: str) -> None:
+    assert results[part, way] == promised(CASES[part])
+
+
+def test_the_sample_has_every_family_and_is_not_trivial() -> None:
+    assert {family for family in FAMILIES if any(part.startswith(family) for part in CASES)} == set(FAMILIES)
+    assert all(promised(case) for case in CASES.values())
+    assert sum(len(case["records"]) > 50 for case in CASES.values()) > len(CASES) // 2

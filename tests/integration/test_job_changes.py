@@ -1,0 +1,235 @@
+"""PATCH of a job over HTTP, on SQLite and on Postgres: what may change while its stores stay, and every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving import Serving, serving
+
+COUNT = {
+    "op": "aggregate",
+    "name": "visits",
+    "window": {"type": "session", "gap_ms": 10},
+    "aggregates": {"n": {"fn": "count"}},
+}
+FINAL = {
+    "op": "suppress",
+    "name": "final",
+    "until": "window_closes",
+    "buffer": {"max_records": 2, "when_full": "shut_down"},
+}
+LATER = {"op": "suppress", "name": "later", "until": "time_limit", "time_limit_ms": 5, "buffer": {"max_bytes": 100}}
+JOB: dict[str, Any] = {"name": "visits", "source": "clicks", "operators": [COUNT, FINAL, LATER], "sink": "out"}
+PATH = "/v1/jobs/visits"
+
+
+@pytest.fixture
+def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
+    with serving(tmp_path, database_url, max_json_bytes=20_000) as running:
+        _prepare(running)
+        yield running
+
+
+@pytest.fixture
+def api(service: Serving) -> httpx.Client:
+    return service.client("writer")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+    """A service whose job nobody manages to change."""
+    folder = tmp_path_factory.mktemp("changes")
+    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    with serving(folder, f"sqlite:///{folder}/catalog.db", max_json_bytes=20_000) as running:
+        _prepare(running)
+        yield running
+
+
+def _prepare(running: Serving) -> None:
+    """A stopped job: nobody runs it, so it is drained at once."""
+    admin = running.client()
+    admin.post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
+    admin.post("/v1/jobs", json=JOB).raise_for_status()
+    assert admin.post(f"{PATH}:stop").json()["state"] == "stopped"
+
+
+def tag_of(api: httpx.Client) -> dict[str, str]:
+    return {"If-Match": api.get(PATH).headers["ETag"]}
+
+
+def change(api: httpx.Client, body: object) -> httpx.Response:
+    return api.patch(PATH, json=body, headers=tag_of(api))
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> list[str]:
+    """Checks that an answer is this problem; the pointers in it."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["code"] == code
+    return [item["pointer"] for item in answer.json().get("errors", [])]
+
+
+# ---------------------------------------------------------------- what may change
+
+
+def test_a_change_is_merged_into_the_spec_and_leaves_the_rest(api: httpx.Client) -> None:
+    before = api.get(PATH).json()
+    fields = {"max_batch_records": 7, "commit_interval_ms": 0, "idle_close_after_ms": 900, "parallelism": 1}
+    answer = change(api, {**fields, "buffers": {"final": {"max_records": 50}, "later": {"when_full": "shut_down"}}})
+    assert answer.status_code == 200, answer.text
+    after = answer.json()
+    assert {**before["spec"], **fields, "operators": after["spec"]["operators"]} == after["spec"]
+    buffers = [operator.get("buffer") for operator in after["spec"]["operators"]]
+    assert buffers == [
+        None,
+        {"max_records": 50, "max_bytes": None, "when_full": "shut_down"},
+        {"max_records": None, "max_bytes": 100, "when_full": "shut_down"},
+    ]
+    assert {name for name in after if after[name] != before[name]} == {"spec", "version"}
+
+
+def test_what_runs_is_what_was_changed(api: httpx.Client) -> None:
+    change(api, {"buffers": {"final": {"when_full": "spill_to_disk", "max_records": None, "max_bytes": 9}}})
+    [sub_topology] = api.get(f"{PATH}/topology").json()["sub_topologies"]
+    assert sub_topology["nodes"][1]["spec"]["buffer"] == {"max_bytes": 9, "when_full": "spill_to_disk"}
+
+
+def test_null_takes_a_bound_or_a_setting_away(api: httpx.Client) -> None:
+    change(api, {"parallelism": 3, "idle_close_after_ms": 5})
+    spec = change(
+        api, {"parallelism": None, "idle_close_after_ms": None, "buffers": {"later": {"max_bytes": None}}}
+    ).json()["spec"]
+    assert (spec["parallelism"], spec["idle_close_after_ms"]) == (None, None)
+    assert spec["operators"][2]["buffer"] == {"max_records": None, "max_bytes": None, "when_full": None}
+
+
+def test_a_changed_job_is_the_one_that_its_new_body_names(api: httpx.Client) -> None:
+    job = change(api, {"max_batch_records": 7}).json()
+    again = api.post("/v1/jobs", json={**JOB, "max_batch_records": 7})
+    assert (again.status_code, again.json()["id"]) == (200, job["id"])
+    refused(api.post("/v1/jobs", json=JOB), 409, "job_exists")
+
+
+def test_history_says_who_changed_what(api: httpx.Client) -> None:
+    change(api, {"buffers": {"final": {"max_records": 50}}})
+    latest = api.get(f"{PATH}/history").json()["items"][0]
+    assert (latest["from_state"], latest["to_state"], latest["who"]) == ("stopped", "stopped", "writer")
+    assert latest["reason"] == 'changed: {"buffers":{"final":{"max_records":50}}}'
+
+
+@pytest.mark.parametrize("body", [{}, {"max_batch_records": 500_000}, {"buffers": {"final": {"max_records": 2}}}])
+def test_a_change_to_what_is_changes_nothing(api: httpx.Client, body: dict[str, Any]) -> None:
+    before, history = tag_of(api), api.get(f"{PATH}/history").json()
+    assert change(api, body).headers["ETag"] == before["If-Match"]
+    assert api.get(f"{PATH}/history").json() == history
+
+
+def test_a_source_that_was_written_with_partitions_since_is_no_hindrance(api: httpx.Client) -> None:
+    api.post("/v1/streams/clicks/records", json={"records": [{"key": "a", "partition": 1}]}).raise_for_status()
+    assert change(api, {"buffers": {"final": {"max_records": 3}}}).status_code == 200
+
+
+# ---------------------------------------------------------------- the tag
+
+
+def test_a_change_needs_the_tag_of_what_it_changes(api: httpx.Client) -> None:
+    old = tag_of(api)
+    refused(api.patch(PATH, json={"max_batch_records": 7}), 428, "precondition_required")
+    changed = api.patch(PATH, json={"max_batch_records": 7}, headers=old)
+    assert changed.headers["ETag"] == tag_of(api)["If-Match"] != old["If-Match"]
+    for stale in (old["If-Match"], '"other"', "*", '""', f"W/{changed.headers['ETag']}"):
+        refused(api.patch(PATH, json={"max_batch_records": 8}, headers={"If-Match": stale}), 412, "stale_tag")
+    assert api.get(PATH).json()["spec"]["max_batch_records"] == 7
+
+
+def test_records_that_come_in_change_the_tag_but_do_not_make_it_stale(api: httpx.Client) -> None:
+    old = tag_of(api)
+    api.post("/v1/streams/clicks/records", json={"records": [{"key": "a"}]}).raise_for_status()
+    assert tag_of(api) != old
+    assert api.patch(PATH, json={"max_batch_records": 7}, headers=old).status_code == 200
+
+
+def test_a_job_made_again_under_the_name_has_another_tag(api: httpx.Client) -> None:
+    old = tag_of(api)
+    api.delete(PATH)
+    api.post("/v1/jobs", json=JOB)
+    api.post(f"{PATH}:stop")
+    refused(api.patch(PATH, json={"max_batch_records": 7}, headers=old), 412, "stale_tag")
+
+
+# ---------------------------------------------------------------- what may not
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ([], ""),
+        ("max_batch_records", ""),
+        ({"name": "other"}, "/name"),
+        ({"source": "clicks"}, "/source"),
+        ({"operators": []}, "/operators"),
+        ({"on_error": "drop"}, "/on_error"),
+        ({"max_batch_records": 0}, "/max_batch_records"),
+        ({"max_batch_records": None}, "/max_batch_records"),
+        ({"max_batch_records": "7"}, "/max_batch_records"),
+        ({"max_batch_records": True}, "/max_batch_records"),
+        ({"commit_interval_ms": -1}, "/commit_interval_ms"),
+        ({"commit_interval_ms": 0.5}, "/commit_interval_ms"),
+        ({"idle_close_after_ms": 0}, "/idle_close_after_ms"),
+        ({"idle_close_after_ms": 2**63}, "/idle_close_after_ms"),
+        ({"parallelism": 0}, "/parallelism"),
+        ({"parallelism": 10_001}, "/parallelism"),
+        ({"buffers": [{"max_records": 3}]}, "/buffers"),
+        ({"buffers": {"final": 3}}, "/buffers/final"),
+        ({"buffers": {"final": {"max_records": -1}}}, "/buffers/final/max_records"),
+        ({"buffers": {"final": {"max_bytes": "1 MB"}}}, "/buffers/final/max_bytes"),
+        ({"buffers": {"final": {"when_full": "explode"}}}, "/buffers/final/when_full"),
+        ({"buffers": {"final": {"until": "time_limit"}}}, "/buffers/final/until"),
+        ({"buffers": {"final": {"when_full": "emit_early"}}}, "/buffers/final"),
+        ({"buffers": {"final": {"when_full": None}}}, "/buffers/final"),
+        ({"buffers": {"visits": {"max_records": 3}}}, "/buffers/visits"),
+        ({"buffers": {"nobody": {}}}, "/buffers/nobody"),
+        ({"buffers": {"No/Name": {}}}, "/buffers/No~1Name"),
+    ],
+)
+def test_what_can_not_be_changed_is_refused_with_a_pointer(untouched: Serving, body: object, pointer: str) -> None:
+    api = untouched.client("writer")
+    before = api.get(PATH).json()
+    assert refused(change(api, body), 422, "invalid_spec") == [pointer]
+    assert api.get(PATH).json() == before
+
+
+def test_bodies_that_are_no_changes_are_told_apart(untouched: Serving) -> None:
+    api = untouched.client("writer")
+    headers = {**tag_of(api), "Content-Type": "application/json"}
+    refused(api.patch(PATH, content=b'{"max', headers=headers), 400, "malformed_json")
+    refused(
+        api.patch(PATH, content=b"{}", headers={**headers, "Content-Type": "text/yaml"}), 415, "unsupported_media_type"
+    )
+    large = {"buffers": {f"b{i}": {"max_records": i} for i in range(2_000)}}
+    refused(api.patch(PATH, json=large, headers=headers), 413, "payload_too_large")
+
+
+def test_only_writers_change_jobs(untouched: Serving) -> None:
+    for role, status in ((None, 401), ("reader", 403), ("instance", 403), ("admin", 200), ("writer", 200)):
+        headers = tag_of(untouched.client())
+        assert untouched.client(role).patch(PATH, json={}, headers=headers).status_code == status
+
+
+def test_a_job_that_is_not_there_is_404(untouched: Serving) -> None:
+    api = untouched.client("writer")
+    refused(api.patch("/v1/jobs/nobody", json={}, headers=tag_of(api)), 404, "unknown_job")
+
+
+@pytest.mark.parametrize("verbs", [["restart"], ["restart", "pause"]])
+def test_a_job_that_somebody_may_run_is_not_changed(api: httpx.Client, verbs: list[str]) -> None:
+    for verb in verbs:
+        state = api.post(f"{PATH}:{verb}").json()["state"]
+    answer = change(api, {"max_batch_records": 7})
+    refused(answer, 409, "illegal_transition")
+    assert state in answer.json()["detail"]
