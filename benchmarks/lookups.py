@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from benchmarks.running import NDJSON, Running
+from tests.services import redis_server
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = 32
@@ -85,8 +86,6 @@ def figures(where: Where, *, seconds: float = 5.0, rounds: int = 100) -> Figures
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="millrace-lookups-")))
         environment = {}
         if where == "redis":
-            from tests.services import redis_server  # noqa: PLC0415  it is needed only here
-
             environment["MILLRACE_REDIS_URL"] = opened.enter_context(redis_server())
         running = opened.enter_context(Running(scratch / "data", environment=environment))
         paths = _filled(running)

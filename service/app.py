@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import coordinator, problems
-from service.api import document, health, instances, job_metrics, jobs, stores, streams, tokens
+from service.api import aggregators, document, health, instances, job_metrics, jobs, stores, streams, tokens
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
@@ -65,7 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
     app.state.is_draining = False
-    for part in (stores, streams, jobs, job_metrics, instances, tokens, health):
+    for part in (stores, streams, jobs, job_metrics, aggregators, instances, tokens, health):
         app.include_router(part.router)
     problems.install(app)
     document.install(app)

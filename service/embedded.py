@@ -266,6 +266,7 @@ async def _serve(settings: Settings, announce: Announce, children_of: Callable[[
     app.state.hub.close()
     server.should_exit = True
     await serving
+    gc.unfreeze()  # modules in C that count what is left at the end would complain
 
 
 def _loopback_url(listener: socket.socket) -> str:

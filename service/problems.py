@@ -46,7 +46,6 @@ STATUS: dict[type[Exception], int] = {
     errors.StoreNotReadable: 503,
     errors.StoreBehind: 503,
     errors.StorageUnavailable: 503,
-    errors.StorageUnavailable: 503,
     StreamError: 500,
 }
 _PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}  # as of RFC 9110; Python learns them in 3.13
@@ -181,6 +180,8 @@ async def _stream_error(request: Request, error: StreamError) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, errors.OffsetTruncated):
         more["start_offset"] = error.start_offset
+    if isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
+        more["reason"] = error.reason
     if isinstance(error, errors.BufferFull):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status == 503:

@@ -22,7 +22,7 @@ from service.streams import clock
 from service.streams.errors import InvalidRecords, InvalidSpec, Problem
 from service.streams.operators.fields import MAX_INT64
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import RECORD_SCHEMA, StateReader, as_task_batch
+from service.streams.records import RECORD_SCHEMA, TASK_SCHEMA, StateReader, as_task_batch, empty
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Form, Place, Query, Snapshot, read, read_page
 from service.streams.topology import graph
@@ -138,9 +138,9 @@ class _Run:
         dropped: list[tuple[int, dict[str, Any]]] = []
         for partition, share in shares.items():
             batch = _batch([records[i] for i in share], [begin + i for i in share])
-            result = self._run(partition, batch)
-            outputs += _outputs(result, partition, self.sub_topology.partitions)
-            dropped += _dropped(result)
+            for result in self._run(partition, batch):
+                outputs += _outputs(result, partition, self.sub_topology.partitions)
+                dropped += _dropped(result)
         self.outputs += [output for _, output in sorted(outputs, key=_cause)]
         self.dropped += [drop for _, drop in sorted(dropped, key=_cause)]
 
@@ -151,8 +151,9 @@ class _Run:
                 result = self.chain.advance(to, states, "flush")
             task.stream_time = max(task.stream_time, to)
             task.replay(result.changes)
-            self.outputs += [output for _, output in _outputs(result, partition, self.sub_topology.partitions)]
-            self.dropped += [drop for _, drop in _dropped(result)]
+            for said in (result, *self._rest(task)):
+                self.outputs += [output for _, output in _outputs(said, partition, self.sub_topology.partitions)]
+                self.dropped += [drop for _, drop in _dropped(said)]
 
     def answer(self) -> dict[str, Any]:
         """What the run came to."""
@@ -168,13 +169,24 @@ class _Run:
             "stream_time": {f"{self.sub_topology.id}_{p}": task.stream_time for p, task in tasks},
         }
 
-    def _run(self, partition: int, batch: pa.RecordBatch) -> ChainResult:
+    def _run(self, partition: int, batch: pa.RecordBatch) -> Iterator[ChainResult]:
         task = self.tasks.get(partition) or self._start(partition)
         with self._states(task) as states:
             result = self.chain.run(batch, states)
         task.stream_time = max(task.stream_time, result.stream_time)
         task.replay(result.changes)
-        return result
+        yield result
+        yield from self._rest(task)
+
+    def _rest(self, task: _Task) -> Iterator[ChainResult]:
+        """What operators still have to say of what they were given."""
+        while True:
+            with self._states(task) as states:
+                if not self.chain.has_backlog(states):
+                    return
+                result = self.chain.run(empty(TASK_SCHEMA), states)
+            task.replay(result.changes)
+            yield result
 
     @staticmethod
     @contextmanager

@@ -24,7 +24,7 @@ from service.storage import environments
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
-from service.streams.records import Chunk
+from service.streams.records import Chunk, StateReader
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
 from spark_jobs import memory
@@ -44,7 +44,7 @@ from spark_jobs.client import (
     slot_path,
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
-from spark_jobs.task import Routes, advance, described, read_batch, run_batch
+from spark_jobs.task import Routes, advance, described, go_on, read_batch, run_batch
 from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
@@ -133,11 +133,17 @@ class OwnedTask:
     failures: int = 0
     not_before_s: float = 0.0
     has_failed: bool = False
+    has_backlog: bool = False  # it has more to say of what it has read, before it reads on
     since_s: float = field(default_factory=time.monotonic)
 
     @property
     def is_caught_up(self) -> bool:
         return all(self.positions.get(store, -1) >= end for store, end in self.now.changelogs.items())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do."""
+        return self.now.is_due or self.has_backlog
 
     @property
     def is_ready(self) -> bool:
@@ -154,6 +160,13 @@ class OwnedTask:
             replica.close()
         self.replicas.clear()
         self.positions.clear()
+        self.has_backlog = False
+
+    @contextmanager
+    def states(self) -> Iterator[dict[str, StateReader]]:
+        """Consistent views of its replicas, by store."""
+        with ExitStack() as views:
+            yield {name: views.enter_context(replica.reader()) for name, replica in self.replicas.items()}
 
 
 class Slot:
@@ -211,14 +224,15 @@ class Slot:
             {
                 "task": task.now.id,
                 "epoch": task.now.epoch,
-                "applied": {ids[store]: position for store, position in task.positions.items()},
+                # With a backlog it is not where its input is, and nobody shall call it caught up: one short of its end.
+                "applied": {ids[store]: max(at - task.has_backlog, 0) for store, at in task.positions.items()},
             }
             for task in self._tasks.values()
         ]
 
     def _wait_ms(self) -> int:
         """How long the API may keep the question (less than the lease, whatever we say): not while replicas wait."""
-        if self._views.is_behind:
+        if self._views.is_behind or any(task.has_backlog and task.is_ready for task in self._tasks.values()):
             return 0
         due_s = [task.not_before_s for task in self._tasks.values() if not task.is_caught_up and not task.has_failed]
         if not due_s:
@@ -230,7 +244,7 @@ class Slot:
         if self._has_full_batch:
             return 0.0
         now_s = time.monotonic()
-        with_work = [task for task in self._tasks.values() if task.now.is_due]
+        with_work = [task for task in self._tasks.values() if task.is_due]
         waits_s = [MAX_PAUSE_S if task.has_failed else task.not_before_s - now_s for task in with_work]
         return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
 
@@ -295,6 +309,7 @@ class Slot:
                 return False
             replica = Replica.open(path, store, store_id, self._joined.lineage, task.now.changelogs[store.name])
             task.replicas[store.name], task.positions[store.name] = replica, replica.position
+        self._note_backlog(task)
         return True
 
     def _catch_up(self, task: OwnedTask, until_s: float) -> None:
@@ -308,6 +323,12 @@ class Slot:
                         return
                 if not found.chunks:
                     task.positions[name] = end  # offsets that no chunk holds carry no changes
+        self._note_backlog(task)
+
+    def _note_backlog(self, task: OwnedTask) -> None:
+        if task.is_caught_up:
+            with task.states() as states:
+                task.has_backlog = self._chain_of(task.now.sub_topology).has_backlog(states)
 
     def _find_chunks(self, changelog: str, partition: int, since: int) -> ChunkRange:
         return self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
@@ -316,8 +337,8 @@ class Slot:
 
     def _run_round(self) -> None:
         """Run every task that has something to do, then commit; a long round commits in between."""
-        ready = [task for task in self._tasks.values() if task.now.is_due and task.is_ready]
-        self._has_full_batch = any(self._is_full(task.now.work) for task in ready)
+        ready = [task for task in self._tasks.values() if task.is_due and task.is_ready]
+        self._has_full_batch = any(task.has_backlog or self._is_full(task.now.work) for task in ready)
         if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
             return
         self._round_start_s = since_s = time.monotonic()
@@ -335,7 +356,7 @@ class Slot:
 
     def _slim_down(self) -> None:
         """Give memory back once there is nothing to do after much."""
-        if self._is_swollen and not any(task.now.is_due for task in self._tasks.values()):
+        if self._is_swollen and not any(task.is_due for task in self._tasks.values()):
             memory.hand_back()
             self._is_swollen = False
 
@@ -350,10 +371,11 @@ class Slot:
         """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
         chain, work = self._chain_of(task.now.sub_topology), task.now.work
         self._is_swollen |= work is None or work.end - work.start > SWELLS_RECORDS
-        batch = None if work is None else read_batch(self._storage, work, task.now.skips)
-        with ExitStack() as views:
-            states = {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
-            if batch is None:
+        batch = None if work is None or task.has_backlog else read_batch(self._storage, work, task.now.skips)
+        with task.states() as states:
+            if task.has_backlog:
+                done = go_on(task.now, chain, states, self._routes)
+            elif batch is None:
                 done = advance(task.now, chain, states, self._routes)
             else:
                 done = run_batch(task.now, chain, batch, states, self._routes)
@@ -394,6 +416,7 @@ class Slot:
             chunk = written.chunk(index, verdict.first_offsets[index])
             task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
             self._views.follow(task.now, store, chunk)
+        self._note_backlog(task)
 
     # ------------------------------------------------------------ failures
 

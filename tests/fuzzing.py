@@ -39,6 +39,19 @@ OPERATORS: dict[str, Json] = {
     "once": {"op": "deduplicate_by_key", "name": "s", "interval_ms": 3_600_000},
 }
 STORES = {"visits-s": "sessions", "minutes-s": "windows", "totals-s": "keys", "once-s": "keys"}
+ERROR = {"code": "expression_failed", "detail": "", "operator": "s", "stream": None, "partition": 0, "offset": 0}
+BODIES = {  # what an example of a body without one of its own says
+    "JoinRequest": ("name", "incarnation", "host", "cores"),
+    "HeartbeatRequest": ("incarnation",),
+    "LeaveRequest": ("incarnation",),
+    "SlotRequest": ("slot", "job", "index"),
+    "PollRequest": ("tasks",),
+    "SegmentsRequest": ("segments",),
+    "CommitRequest": ("commits",),
+    "FailRequest": ("task", "epoch", "error"),
+    "SkipRequest": ("partition", "offset"),
+    "BatchRequest": ("keys",),
+}
 EXPRESSIONS = [
     "true",
     "key",
@@ -70,21 +83,40 @@ class World:
     changing_bodies: dict[str, Known]
 
     def document(self) -> Json:
-        """Its OpenAPI document, with suggestions. Without the `default` answers: they would allow any status."""
+        """Its OpenAPI document, with suggestions, and an example for each operation that has its answer.
+
+        Without the `default` answers: they would allow any status.
+        """
         document: Json = self.service.client().get("/openapi.json").json()
         for title, schema in document["components"]["schemas"].items():
-            known = self.lasting | self.changing_bodies.get(title, {})
+            known = self._known_in(title)
             for name, member in schema.get("properties", {}).items():
                 schema["properties"][name] = _suggesting(member, known.get(name))
         for path, item in document["paths"].items():
             for method, operation in item.items():
                 del operation["responses"]["default"]
-                for media_type in {NDJSON, ARROW} & operation.get("requestBody", {}).get("content", {}).keys():
-                    operation["requestBody"]["content"][media_type].pop("example", None)  # not in bytes, as it must be
-                known = self._known_to(f"{method} {path}")
-                for parameter in operation.get("parameters", ()):
-                    parameter["schema"] = _suggesting(parameter["schema"], known.get(parameter["name"]))
+                self._suggest_parameters(operation, self._known_to(f"{method} {path}"))
+                for media_type, body in operation.get("requestBody", {}).get("content", {}).items():
+                    self._suggest_body(body, media_type)
         return document
+
+    def _suggest_parameters(self, operation: Json, known: Known) -> None:
+        for parameter in operation.get("parameters", ()):
+            found = known.get(parameter["name"])
+            if found and (parameter["required"] or parameter["name"] == "If-Match"):
+                parameter["example"] = found[0]
+            parameter["schema"] = _suggesting(parameter["schema"], found)
+
+    def _suggest_body(self, body: Json, media_type: str) -> None:
+        title = body["schema"].get("$ref", "").rpartition("/")[2]
+        if media_type in (NDJSON, ARROW):
+            body.pop("example", None)  # they are to be bytes
+        elif title in BODIES:
+            known = self._known_in(title)
+            body["example"] = {name: known[name][0] for name in BODIES[title]}
+
+    def _known_in(self, body: str) -> Known:
+        return self.lasting | self.changing_bodies.get(body, {})
 
     def _known_to(self, operation: str) -> Known:
         stores = sorted(STORES, key=lambda store: STORES[store] not in operation)
@@ -126,37 +158,34 @@ def impatient(case: schemathesis.Case) -> None:
 
 
 def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
-    spare, doomed, failing, failed = (_busy_member(http, name) for name in ("spare", "doomed", "failing", "failed"))
-    error = {
-        "code": "expression_failed",
-        "detail": "",
-        "operator": "s",
-        "stream": "failed",
-        "partition": 0,
-        "offset": 0,
-    }
+    names = ("spare", "doomed", "joining", "failing", "failed")
+    spare, doomed, joining, failing, failed = (_busy_member(http, name) for name in names)
     slot = f"/v1/instances/{failed['instance'][0]}/slots/{failed['slot'][0]}"
-    told = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": error}
+    told = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": ERROR}
     http.post(f"{slot}:fail", json=told).raise_for_status()
-    for name in "stopped", "resting", "over":
+    for name in "passing", "stopped", "resting", "over":
         _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "operators": [OPERATORS["once"]]})
-        http.post(f"/v1/jobs/{name}:stop").raise_for_status()
-    _ask(http, "/v1/streams", {"name": "unused"})
+        if name != "passing":
+            http.post(f"/v1/jobs/{name}:stop").raise_for_status()
+    for name in "resting", "unused":
+        _ask(http, "/v1/streams", {"name": name})
     token = _ask(http, "/v1/tokens", {"role": "reader"})["id"]
     changing: dict[str, Known] = {
         "^get ": {},
         ":fail$": failing,
         ":skip$": failed,
+        ":stop$": {"job": ["passing"]},
         ":restart$": {"job": ["stopped"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},
-        "^patch ": spare | {"If-Match": [http.get("/v1/streams/spare").headers["ETag"], "*"]},
+        "^patch ": {"stream": ["resting"], "If-Match": [http.get("/v1/streams/resting").headers["ETag"], "*"]},
         "^delete ": {"stream": ["unused", "clicks", "visits-s-changelog"], "job": ["over", "spare"], "token": [token]},
-        ":leave$|:stop$|/slots$": doomed,
+        "/slots$": joining,
+        ":leave$": doomed,
         "": spare,
     }
     bodies: dict[str, Known] = {
         "FailRequest": failing,
-        "SlotRequest": {"job": doomed["job_id"]},
+        "SlotRequest": {"job": joining["job_id"], "slot": [uuid4().hex]},
         "JoinRequest": {"name": ["doomed"]},
     }
     return World(service, _lasting(http, spare, position), changing, bodies)
@@ -171,6 +200,15 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "stream": streams,
         "stream_id": [http.get(f"/v1/streams/{name}").json()["id"] for name in streams],
         "incarnation": ["1"],
+        "host": ["here"],
+        "cores": [1],
+        "index": [0],
+        "partition": [0],
+        "offset": [0],
+        "from": [0],
+        "tasks": [[]],
+        "error": [ERROR],
+        "commits": [[_commit_of(spare)]],
         "segments": [[uuid4().hex]],
         "segment": [None],
         "key": ["k1", "", "azE=", *EXPRESSIONS],
@@ -185,6 +223,11 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "select": [{"a": text} for text in EXPRESSIONS],
         **dict.fromkeys(("where", "id", "of"), EXPRESSIONS),
     }
+
+
+def _commit_of(member: Known) -> Json:
+    names = ("task", "epoch", "positions")
+    return {"commit_id": uuid4().hex, "version": 0, "segment": None} | {name: member[name][0] for name in names}
 
 
 def _busy_member(http: httpx.Client, name: str) -> Known:

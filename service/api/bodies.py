@@ -67,7 +67,8 @@ def _invalid(body: bytes, message: str) -> ProblemError:
     except msgspec.DecodeError as error:
         return ProblemError(400, "malformed_json", f"the body is not JSON: {error}")
     detail, _, path = message.partition(" - at `$")
-    pointer = path.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
+    known = path.rstrip("`").partition("[...]")[0]  # which member of a dictionary it is, msgspec does not say
+    pointer = known.replace("[", "/").replace("]", "").replace(".", "/")
     return ProblemError(422, "invalid_request", detail, [{"pointer": pointer, "detail": detail}])
 
 

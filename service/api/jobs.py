@@ -25,7 +25,7 @@ from service.catalog.engine import progress_topic
 from service.catalog.tables import Job, JobTransition
 from service.problems import declared
 from service.simulate import SimulateRequest, simulate
-from service.streams.errors import StaleTag
+from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
@@ -333,6 +333,8 @@ def _is_settled(s: Session, name: str) -> tuple[str, bool]:
 def _compile(s: Session, spec: JobSpec) -> Topology:
     found = {name: streams.find_stream(s, name) for name in spec.sources}
     known = {name: stream for name, stream in found.items() if stream is not None}
+    if logs := [name for name, stream in known.items() if stream.kind == "changelog"]:
+        raise InvalidSpec([Problem("/source", f"{name!r} is a changelog: its entries are no records") for name in logs])
     custom = {name for name, stream in known.items() if stream.custom_partitioning}
     return graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
 

@@ -35,7 +35,7 @@ from service.lookups import Freshness, Known, Look, Lookups
 from service.payloads import ARROW, JSON, NDJSON
 from service.positions import Position, StoreCursor, opaque, position_of, store_cursor_of
 from service.problems import ProblemError, declared
-from service.streams.errors import KeyHasNoOwner, StreamError, UnknownStore, WrongStoreType
+from service.streams.errors import KeyHasNoOwner, PositionNotOfStore, StreamError, UnknownStore, WrongStoreType
 from service.streams.stores.reading import END_OF_TIME, Found, Place, Told
 from service.streams.stores.reading import Page as Entries
 from service.streams.stores.reading import Query as StoreQuery
@@ -304,10 +304,10 @@ def _plain_lookup(scope: Scope) -> _Asked | None:
         return None
     parts = scope["raw_path"].split(b"/", 5)
     query = scope["query_string"]
-    if len(parts) < 5 or parts[4] not in _KINDS:
+    if parts[1:3] != _STORES or len(parts) < 5 or parts[4] not in _KINDS:
         return None
     if len(parts) == 6:
-        key = None if query else unquote_to_bytes(parts[5])
+        key = None if query or not parts[5] else unquote_to_bytes(parts[5])
     elif query.startswith(b"key=") and b"&" not in query and b";" not in query:
         key = unquote_to_bytes(query[4:].replace(b"+", b" "))
     else:
@@ -324,6 +324,7 @@ class _Route(NamedTuple):
 
 
 _ROUTES: dict[Kind, _Route] = {kind: _Route(f"/v1/stores/{{store}}/{kind}/{{key}}") for kind in TYPES}
+_STORES: Final = [b"v1", b"stores"]
 _KINDS: dict[bytes, Kind] = {b"sessions": "sessions", b"windows": "windows", b"keys": "keys"}
 
 
@@ -375,7 +376,7 @@ _LOOKUP: dict[str, Any] = {
 async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List stores by name."""
     if cursor is not None and not re.fullmatch(NAME, cursor):
-        raise ProblemError(422, "invalid_cursor", "the cursor is not the `next` of a page of stores")
+        raise _refused("invalid_cursor", "?cursor", "the cursor is not the `next` of a page of stores")
     found = await run_in_threadpool(request.state.catalog.read, stores_now, limit=limit + 1, after=cursor)
     return answer(page([await _view(request, now) for now in found], limit=limit))
 
@@ -442,7 +443,7 @@ async def look_up_keys(request: Request, store: Named, _: Reader, fresh: Annotat
     known = await _fresh_enough(request, store, fresh, queries)
     lineage = request.state.catalog.lineage
     digest = _digest("lookup", queries)
-    start = _start(body.cursor, known, lineage, digest)
+    start = _start(body.cursor, known, lineage, digest, "/cursor")
     look, following = await _batch(request.state.lookups, known, queries, body.limit, start)
     cursor = None if following is None else _cursor(known, lineage, digest, following)
     return Response(_json(look, lineage, body.key_encoding, cursor), headers=_JSON_HEADERS)
@@ -496,7 +497,12 @@ async def _fresh_enough(
     if kind is not None and known.now.type != TYPES[kind]:
         raise WrongStoreType(store, known.now.type, kind)
     wanted = Freshness(_position(fresh, request.state.catalog.lineage), fresh.max_lag_records, fresh.timeout_ms / 1000)
-    return await lookups.reflecting(store, queries, wanted) if wanted.is_asked_for else known
+    if not wanted.is_asked_for:
+        return known
+    try:
+        return await lookups.reflecting(store, queries, wanted)
+    except PositionNotOfStore as error:
+        raise _refused("invalid_position", "?min_position", str(error)) from error
 
 
 async def _batch(
@@ -538,7 +544,7 @@ def _query(request: Request, asked: Lookup, path_key: bytes | None) -> StoreQuer
         names.insert(0, "the path")
     if len(names) > 1 and names != ["from_key", "to_key"]:
         detail = f"{' and '.join(names)} say different things: one key, or a range of keys"
-        raise ProblemError(422, "invalid_request", detail, [{"pointer": f"?{names[-1]}", "detail": detail}])
+        raise _refused("invalid_request", f"?{names[-1]}", detail)
     decoded = {
         name: None if value is None else _decoded(value, asked.key_encoding, f"?{name}")
         for name, value in given.items()
@@ -570,9 +576,13 @@ def _decoded(key: bytes | str, encoding: KeyEncoding, pointer: str) -> bytes:
         raw.decode()
     except (UnicodeError, binascii.Error) as error:
         what = "base64" if encoding == "base64" else "UTF-8; write keys in base64 with key_encoding=base64"
-        detail = f"the key is not {what}"
-        raise ProblemError(422, "invalid_key", detail, [{"pointer": pointer, "detail": detail}]) from error
+        raise _refused("invalid_key", pointer, f"the key is not {what}") from error
     return raw
+
+
+def _refused(code: str, pointer: str, detail: str) -> ProblemError:
+    """A part of the request that makes no sense, and where it is."""
+    return ProblemError(422, code, detail, [{"pointer": pointer, "detail": detail}])
 
 
 def _position(fresh: Fresh, lineage: str) -> Position | None:
@@ -580,8 +590,7 @@ def _position(fresh: Fresh, lineage: str) -> Position | None:
         return None
     found = position_of(fresh.min_position)
     if found is None or found.lineage != lineage:
-        detail = "this is not the `position` of an answer of this service"
-        raise ProblemError(422, "invalid_position", detail, [{"pointer": "?min_position", "detail": detail}])
+        raise _refused("invalid_position", "?min_position", "this is not the `position` of an answer of this service")
     return found
 
 
@@ -590,14 +599,14 @@ def _digest(kind: str, queries: Sequence[StoreQuery]) -> int:
     return zlib.crc32(repr((kind, queries)).encode())
 
 
-def _start(cursor: str | None, known: Known, lineage: str, digest: int) -> Start:
+def _start(cursor: str | None, known: Known, lineage: str, digest: int, pointer: str = "?cursor") -> Start:
     """Where a page begins."""
     if cursor is None:
         return 0, None
     found = store_cursor_of(cursor)
     if found is None or (found.store, found.lineage, found.query) != (known.now.id, lineage, digest):
         detail = f"the cursor is not the `next` of a page of this lookup in the store {known.now.name!r}"
-        raise ProblemError(422, "invalid_cursor", detail, [{"pointer": "?cursor", "detail": detail}])
+        raise _refused("invalid_cursor", pointer, detail)
     return found.number, None if found.within is None else Place(found.within, found.partition)
 
 
@@ -640,7 +649,7 @@ def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
         return key.decode()
     except UnicodeDecodeError as error:
         detail = "a key in the answer is not UTF-8: ask with key_encoding=base64"
-        raise ProblemError(422, "key_not_text", detail) from error
+        raise _refused("key_not_text", "?key_encoding", detail) from error
 
 
 def _as_of(look: Look, lineage: str) -> dict[str, Any]:
@@ -674,6 +683,8 @@ def _export(request: Request, look: Look, query: StoreQuery, media_type: str, as
     is_page = asked.limit is not None
     if is_page and (following := _following(look, lineage, digest)) is not None:
         headers[NEXT_HEADER] = following
+    if media_type == NDJSON:
+        _written(look.page.items, asked.key_encoding)  # what is no text is refused while there is time
     pages = _pages(request.state.lookups, look, query, is_page=is_page)
     body = _arrow(pages) if media_type == ARROW else _lines(pages, asked.key_encoding)
     return StreamingResponse(body, headers=headers, media_type=media_type)
@@ -689,7 +700,11 @@ async def _pages(lookups: Lookups, look: Look, query: StoreQuery, *, is_page: bo
 
 async def _lines(pages: AsyncIterator[list[Found]], encoding: KeyEncoding) -> AsyncIterator[bytes]:
     async for items in pages:
-        yield b"".join(orjson.dumps(_item(found, encoding), option=orjson.OPT_APPEND_NEWLINE) for found in items)
+        yield _written(items, encoding)
+
+
+def _written(items: Sequence[Found], encoding: KeyEncoding) -> bytes:
+    return b"".join(orjson.dumps(_item(found, encoding), option=orjson.OPT_APPEND_NEWLINE) for found in items)
 
 
 async def _arrow(pages: AsyncIterator[list[Found]]) -> AsyncIterator[bytes]:

@@ -54,6 +54,7 @@ MAX_PAGE_BYTES = 32 << 20
 NEXT_HEADER = "Millrace-Next"
 
 NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
+ANY_NAME = r"^[a-z][a-z0-9_.-]{0,255}$"  # those of internal streams are made of two names of up to 64, and more
 StreamName = Annotated[str, Field(pattern=NAME)]
 FieldName = Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,256}$")]
 FieldKind = Annotated[str, Field(pattern=rf"^({'|'.join(KINDS)})\??$")]
@@ -174,7 +175,7 @@ _RECORD_SCHEMA = {
 
 def _named(stream: Annotated[str, Path(description="The stream's name.")]) -> str:
     """A name that no stream can have is not looked for (a database may not even take it)."""
-    if not re.fullmatch(NAME, stream):
+    if not re.fullmatch(ANY_NAME, stream):
         raise UnknownStream(stream)
     return stream
 
@@ -211,7 +212,7 @@ async def create_stream(request: Request, _: Writer) -> Response:
 @router.get("/v1/streams", responses={200: {"model": Page[StreamView]}, **declared(401, 403, 422)})
 def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List streams by name, internal ones included."""
-    if cursor is not None and not re.fullmatch(NAME, cursor):
+    if cursor is not None and not re.fullmatch(ANY_NAME, cursor):
         raise ProblemError(422, "invalid_cursor", "the cursor is not the `next` of a page of streams")
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 

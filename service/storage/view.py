@@ -11,8 +11,8 @@ millrace:{store/partition}:meta     identity (format, store, lineage), position
                           :due      lists of keys by when they are over (`service.storage.expiry`): name and list in
                                     one member of a sorted set
 
-Measured with Redis 7.0: 215 bytes an entry (a store key of 19 bytes, a value of 26), 273 a session (36 and 18), of
-which 30 are its place in a list of `due`.
+Measured with Redis 7.0 (`benchmarks/view_memory.py`; docs/lookups.md has the table): about 245 bytes an entry, 270 a
+window, 330 a session; some 30 of them are its place in a list of `due`.
 Each script runs alone in Redis. A range with many changes goes in slices that keep all of a record key together, so
 that lookups never wait long, and what they see of a key is always as of one commit; the last slice moves the position.
 """
@@ -318,6 +318,10 @@ class Views:
         await self._client.ping()
 
     async def close(self) -> None:
+        """Close the connections; what is asked and not answered will not be."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
         await self._client.aclose()
 
     async def _ask_all(self) -> None:

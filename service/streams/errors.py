@@ -11,6 +11,7 @@
     │   │   ├── AggregateTooLarge
     │   │   ├── IntegerOverflow
     │   │   └── AggregatorFailed
+    │   ├── OperatorUnavailable                    the process that is to run it can not
     │   └── SuppressionFull                        a buffer that is to shut down when full
     ├── SegmentUnreadable
     │   ├── SegmentDamaged
@@ -28,7 +29,6 @@
     │   ├── StreamExists
     │   ├── StreamInUse
     │   ├── JobExists
-    │   ├── JobConflict
     │   ├── IllegalTransition
     │   ├── IdempotencyInFlight
     │   ├── SegmentNotPending
@@ -168,21 +168,31 @@ class AggregatorFailed(AggregateFailed):
     code = "aggregator_failed"
 
 
+class OperatorUnavailable(OperatorFailed):
+    """The service accepted an operator that the process at hand can not run: something is installed there, not here."""
+
+    code = "operator_unavailable"
+
+    def __init__(self, operator: str, detail: str) -> None:
+        super().__init__(operator, None, detail, f"Operator {operator!r} can not be run here: {detail}")
+
+
 class SuppressionFull(OperatorFailed):
     """The buffer of a suppress operator is over its bounds, and the job is to fail then. None is no bound.
 
-    `offset` is the source offset of the record that was too much; it counts in the figures.
+    `offset` is the source offset of the record that was too much, if it was one; it counts in the figures.
     """
 
     code = "buffer_full"
 
     def __init__(
-        self, operator: str, offset: int, records: int, max_records: int | None, size: int, max_bytes: int | None
+        self, operator: str, offset: int | None, records: int, max_records: int | None, size: int, max_bytes: int | None
     ) -> None:
         self.records, self.max_records, self.bytes, self.max_bytes = records, max_records, size, max_bytes
         held = f"{records} records (at most {_bound(max_records)}) and {size} bytes (at most {_bound(max_bytes)})"
         detail = f"the buffer holds {held}"
-        super().__init__(operator, offset, detail, f"Operator {operator!r} is full at source offset {offset}: {detail}")
+        place = "" if offset is None else f" at source offset {offset}"
+        super().__init__(operator, offset, detail, f"Operator {operator!r} is full{place}: {detail}")
 
 
 class SegmentUnreadable(StreamError):
@@ -319,12 +329,6 @@ class JobExists(Conflict):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(f"Job {name!r} already exists with another specification")
-
-
-class JobConflict(Conflict):
-    """The job clashes with something that is not a job of the same name."""
-
-    code = "job_conflict"
 
 
 class IllegalTransition(Conflict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,20 @@ def promised(case: dict[str, Any]) -> list[dict[str, Any]]:
     if case["job"]["operators"][-1].get("until") != "window_closes":
         return outputs
     return list({(output["key"], *output["window"].values()): output for output in outputs}.values())
+
+
+def sample(max_records: int) -> dict[str, dict[str, Any]]:
+    """Of each of the families' parts (`session-updates`, `session-on-close`, …) the case of at most so many records
+    that shows most: outputs, and records that are dropped.
+    """
+    chosen: dict[str, dict[str, Any]] = {}
+    for case in (case for family in FAMILIES for case in load(family) if len(case["records"]) <= max_records):
+        part = re.sub(r"-\d+$", "", case["name"])
+        if part not in chosen or _shows(case) > _shows(chosen[part]):
+            chosen[part] = case
+    return chosen
+
+
+def _shows(case: dict[str, Any]) -> int:
+    dropped: int = case.get("dropped_total", len(case["records"]) - len(case["outputs"]))
+    return len(case["outputs"]) * (dropped + 1)

@@ -5,15 +5,13 @@ All jobs of one way run side by side in one service: a stream of one partition f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 from benchmarks.running import Running
-from tests.conformance.given import FAMILIES, load, promised
+from tests.conformance.given import FAMILIES, promised, sample
 from tests.driving import Record, caught_up, in_state, make_stream, outputs, post
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(240)]
@@ -22,26 +20,10 @@ MAX_RECORDS = 100  # of a case: each batch costs a commit
 WAYS: dict[str, Record] = {"whole": {}, "cut": {"max_batch_records": 7, "commit_interval_ms": 0}}
 POSTS = 5  # of a case that is cut
 
-Case = dict[str, Any]
 Outputs = dict[tuple[str, str], list[Record]]
 
 
-def _sample() -> dict[str, Case]:
-    """Of each of the families' parts (`session-updates`, `session-on-close`, …) a long case with many late records."""
-    chosen: dict[str, Case] = {}
-    for case in (case for family in FAMILIES for case in load(family) if len(case["records"]) <= MAX_RECORDS):
-        part = re.sub(r"-\d+$", "", case["name"])
-        if part not in chosen or _weight(case) > _weight(chosen[part]):
-            chosen[part] = case
-    return chosen
-
-
-def _weight(case: Case) -> int:
-    dropped: int = case.get("dropped_total", len(case["records"]) - len(case["outputs"]))
-    return len(case["outputs"]) * (dropped + 1)
-
-
-CASES = _sample()
+CASES = sample(MAX_RECORDS)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,23 @@ def test_the_json_has_rates_since_the_job_was_made(service: Serving) -> None:
     assert 0 < seconds < 600
     assert body["operators"]["sessions"]["late_record_drop_rate"] == pytest.approx(1 / seconds)
     assert body["operators"]["final"]["suppression_emit_rate"] == pytest.approx(2 / seconds)
+
+
+def test_a_store_that_can_not_be_read_in_time_is_left_out_and_nothing_else(
+    tmp_path: Path, migrated_sqlite: Path
+) -> None:
+    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", redis_url=url) as running:
+            http = running.client("writer")
+            http.post("/v1/streams", json={"name": "clicks", "partitions": 1}).raise_for_status()
+            http.post("/v1/jobs", json=JOB).raise_for_status()
+            text = http.get("/metrics").raise_for_status().text
+            body = http.get("/v1/jobs/visits/metrics").raise_for_status().json()
+    assert 'millrace_suppression_emit_total{job="visits",operator="final",task="0_0"} 0.0' in text
+    assert "millrace_store_entries{" not in text
+    assert "store_entries" not in body["operators"]["final"]
 
 
 def test_the_answer_is_what_openapi_says(service: Serving) -> None:

@@ -225,10 +225,7 @@ def test_a_stale_commit_is_refused_alone(member: Member, change: Json, reason: s
         (lambda commit: commit["segment"].update(id="../../etc/passwd"), "/commits/0/segment/id"),
         (lambda commit: commit.update(counters={"records_in": "many"}), "/commits/0/counters/records_in"),
         (lambda commit: commit.update(counters={"records_in": 2**63}), "/commits/0/counters/records_in"),
-        (
-            lambda commit: commit.update(counters={"operators": {"f": {"emitted": {"sum": 1}}}}),
-            "/commits/0/counters/operators/f/emitted",
-        ),
+        (lambda commit: commit.update(counters={"batch_us": {"sum": -1}}), "/commits/0/counters/batch_us/sum"),
     ],
 )
 def test_a_commit_that_is_none_is_422_with_a_pointer(

@@ -212,6 +212,68 @@ def test_the_way_past_the_routes_answers_as_the_routes_do(visits: World) -> None
         assert quick.headers["X-Request-Id"]
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/stores/visits-s/sessions/", "/v1/stors/visits-s/sessions/u1", "/v2/stores/visits-s/sessions/u1"]
+)
+def test_only_what_is_a_lookup_goes_past_the_routes(visits: World, path: str) -> None:
+    visits.look("visits-s/sessions/u1")  # so that the store is known
+    answer = visits.http.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (404, "no_such_route")
+
+
+def job_of_its_own(world: World, name: str, **window: int) -> str:
+    """A session store over a stream of its own, for what would be in the way of others; its path."""
+    world.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
+    operator = {"op": "aggregate", "name": "s", "window": {"type": "session", **window}, "aggregates": COUNT}
+    job = {"name": name, "source": name, "operators": [operator], "commit_interval_ms": 0}
+    world.call("POST", "/v1/jobs", json=job)
+    return f"{name}-s/sessions"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_cursor_is_stable_while_others_write(world: World, reverse: bool) -> None:
+    """Between any two pages sessions come, grow, merge and close, before the cursor, behind it, and right there."""
+    name = "backward" if reverse else "forward"
+    path = job_of_its_own(world, name, gap_ms=10, grace_ms=10_000)
+    stay = [(f"k{n}", start, start) for n in range(4) for start in (100, 200, 300)]
+    position = world.post(*((key, start, 1) for key, start, _ in stay), stream=name)
+    found: list[tuple[str, int, int]] = []
+    cursor: dict[str, Any] = {}
+    for turn in range(40):
+        page = world.look(path, limit=2, reverse=reverse, min_position=position, **cursor)
+        found += windows(page)
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+        at_cursor = found[-1][0]
+        if turn < 5:  # else those that come behind the cursor would never end
+            new = [(f"{at_cursor}+", 50), (f"k0{turn}", 7), (at_cursor, 1_000 + 20 * turn), ("k3", 650 + turn)]
+            position = world.post(*((key, start, 1) for key, start in new), stream=name)
+    world.call("POST", f"/v1/jobs/{name}:stop")
+    assert found == sorted(set(found), key=lambda one: (one[0], one[2]), reverse=reverse), "in order, nothing twice"
+    assert [one for one in found if one in stay] == sorted(stay, reverse=reverse)
+
+
+def test_what_stream_time_has_expired_is_hidden_from_every_lookup(world: World) -> None:
+    path = job_of_its_own(world, "aging", gap_ms=10, retention_ms=1_000)
+    kept_ms = 10 + 1_000
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    for stream_time, is_there in ((100 + kept_ms, True), (100 + kept_ms + 1, False)):
+        records = [("old", 100, 1)] if is_there else []
+        position = world.post(*records, ("old", stream_time, 1), stream="aging")
+        newest = ("old", 100 + kept_ms, stream_time)
+        expected = [("old", 100, 100), newest] if is_there else [newest]
+        found = world.look(path, key="old", min_position=position)
+        assert windows(found) == expected
+        assert found["as_of"]["stream_time"] == stream_time
+        assert windows(world.look(f"{path}/old")) == windows(world.look(path)) == expected
+        assert windows(world.look(path, to_key="z", reverse=True)) == expected[::-1]
+        assert windows(world.call("POST", "/v1/stores/aging-s:lookup", json={"keys": ["old"]})) == expected
+        export = world.http.get(f"/v1/stores/{path}", headers=arrow)
+        assert pa.ipc.open_stream(export.content).read_all().num_rows == len(expected)
+    world.call("POST", "/v1/jobs/aging:stop")
+
+
 # ---------------------------------------------------------------- batches, owners, lists
 
 
@@ -282,7 +344,9 @@ def test_the_owner_of_a_key_is_a_task_of_an_instance(visits: World) -> None:
 
 def test_stores_are_listed_with_how_much_is_in_them(visits: World) -> None:
     listed = visits.call("GET", "/v1/stores")
-    assert [store["name"] for store in listed["items"]] == sorted(["visits-s", "minutes-w", "totals-k", "once-d"])
+    names = [store["name"] for store in listed["items"]]
+    assert names == sorted(names)
+    assert {"visits-s", "minutes-w", "totals-k", "once-d"} <= set(names)
     first = visits.call("GET", "/v1/stores", params={"limit": 3})
     rest = visits.call("GET", "/v1/stores", params={"cursor": first["next"]})
     assert first["items"] + rest["items"] == listed["items"]
@@ -380,16 +444,32 @@ def test_an_answer_is_no_older_than_the_one_before(visits: World) -> None:
     assert refused["code"] == "invalid_position"
 
 
+def partition_of(world: World, key: str) -> int:
+    return int(world.look("totals-k/owner", key=key)["partition"])
+
+
+def is_refused_as_behind(answer: httpx.Response) -> None:
+    assert answer.status_code == 503
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.json()["code"] == "store_behind"
+    assert "paused" in answer.json()["reason"]
+    assert answer.json()["reason"] in answer.json()["detail"]
+
+
 def test_a_paused_job_is_said_to_be_behind(world: World, visits: World) -> None:
     world.call("POST", "/v1/jobs/totals:pause")
     before = world.look("totals-k/keys/paused")
     position = world.post(("paused", 7_000, 1))
     for wanted in ({"min_position": position}, {"max_lag_records": 0}):
-        answer = world.http.get("/v1/stores/totals-k/keys/paused", params={**wanted, "timeout_ms": 200})
-        assert answer.status_code == 503
-        assert int(answer.headers["Retry-After"]) >= 1
-        assert answer.json()["code"] == "store_behind"
-        assert "paused" in answer.json()["detail"]
+        for path in ("totals-k/keys/paused", "totals-k/keys"):
+            answer = world.http.get(f"/v1/stores/{path}", params={**wanted, "timeout_ms": 200})
+            assert answer.elapsed.total_seconds() >= 0.2
+            is_refused_as_behind(answer)
+        batch = {"json": {"keys": ["u1", "paused"]}, "params": {**wanted, "timeout_ms": 0}}
+        is_refused_as_behind(world.http.post("/v1/stores/totals-k:lookup", **batch))
+    elsewhere = next(key for key in ("u1", "u2", "a/b") if partition_of(world, key) != partition_of(world, "paused"))
+    assert world.look(f"totals-k/keys/{elsewhere}", min_position=position, timeout_ms=0)["items"]  # not its partition
     stale = world.look("totals-k/keys/paused", max_lag_records=1)
     assert stale["items"] == before["items"] == []
     assert stale["as_of"]["lag_records"] == 1
@@ -402,9 +482,9 @@ def test_a_paused_job_is_said_to_be_behind(world: World, visits: World) -> None:
 def test_a_position_of_something_else_is_refused(world: World, visits: World) -> None:
     world.call("POST", "/v1/streams", json={"name": "other", "partitions": PARTITIONS})
     other = world.post(("u1", 1, 1), stream="other")
-    assert world.refused(422, "totals-k/keys/u1", min_position=other)["code"] == "invalid_position"
-    for wrong in ("x", "", other[:-4], base64.urlsafe_b64encode(b"{}").decode()):
-        assert world.refused(422, "totals-k/keys/u1", min_position=wrong)["code"] == "invalid_position"
+    for wrong in (other, "x", "", other[:-4], base64.urlsafe_b64encode(b"{}").decode()):
+        refused = world.refused(422, "totals-k/keys/u1", min_position=wrong)
+        assert (refused["code"], refused["errors"][0]["pointer"]) == ("invalid_position", "?min_position")
 
 
 # ---------------------------------------------------------------- refusals
@@ -417,7 +497,8 @@ def test_a_position_of_something_else_is_refused(world: World, visits: World) ->
         ("nothing-s/sessions", 404, "unknown_store"),
         ("nothing-s/sessions/u1", 404, "unknown_store"),
         ("nothing-s/owner?key=a", 404, "unknown_store"),
-        ("No%00Name/sessions/u1", 404, "unknown_store"),
+        ("No%20Name/sessions/u1", 404, "unknown_store"),
+        ("No%00Name/sessions/u1", 404, "no_such_route"),
         ("visits-s/sessions/", 404, "no_such_route"),
         ("visits-s/nothing", 404, "no_such_route"),
         ("visits-s/windows/u1", 409, "wrong_store_type"),
@@ -454,8 +535,10 @@ def test_what_makes_no_sense_is_refused(visits: World, path: str, status: int, c
     answer = visits.http.get(url)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert answer.headers["Content-Type"] == "application/problem+json"
-    if code in ("invalid_request", "invalid_key"):
-        assert answer.json()["errors"][0]["pointer"]
+    if status == 422:
+        pointer = answer.json()["errors"][0]["pointer"]
+        name = pointer.removeprefix("?")
+        assert pointer == "the path" or name in path or name == "key", pointer
 
 
 def test_a_cursor_belongs_to_its_store_and_its_lookup(visits: World) -> None:
@@ -467,7 +550,11 @@ def test_a_cursor_belongs_to_its_store_and_its_lookup(visits: World) -> None:
         ("visits-s/sessions", {"earliest_end": 5}),
         ("totals-k/keys", {}),
     ):
-        assert visits.refused(422, path, cursor=cursor, **params)["code"] == "invalid_cursor"
+        refused = visits.refused(422, path, cursor=cursor, **params)
+        assert (refused["code"], refused["errors"][0]["pointer"]) == ("invalid_cursor", "?cursor")
+    for body in ({"keys": ["u1"], "cursor": cursor}, {"keys": ["u1"], "cursor": "nonsense"}):
+        refused = visits.http.post("/v1/stores/visits-s:lookup", json=body).json()
+        assert (refused["code"], refused["errors"][0]["pointer"]) == ("invalid_cursor", "/cursor")
 
 
 def test_lookups_need_a_key_that_may_read(visits: World) -> None:
@@ -511,7 +598,14 @@ def test_keys_are_bytes_and_can_be_written_in_base64(world: World, visits: World
     assert keys(world.look("raws-k/keys", from_key=urlsafe, key_encoding="base64")) == [encoded]
     body = {"keys": [encoded], "key_encoding": "base64"}
     assert keys(world.call("POST", "/v1/stores/raws-k:lookup", json=body)) == [encoded]
-    assert world.refused(422, "raws-k/keys")["code"] == "key_not_text"
+    for accepted in ("application/json", "application/x-ndjson"):
+        refused = world.http.get("/v1/stores/raws-k/keys", headers={"Accept": accepted})
+        assert (refused.status_code, refused.json()["code"]) == (422, "key_not_text")
+        assert refused.json()["errors"][0]["pointer"] == "?key_encoding"
+    lines = {"params": {"key_encoding": "base64"}, "headers": {"Accept": "application/x-ndjson"}}
+    assert world.http.get("/v1/stores/raws-k/keys", **lines).json()["key"] == encoded
+    arrow = world.http.get("/v1/stores/raws-k/keys", headers={"Accept": "application/vnd.apache.arrow.stream"})
+    assert pa.ipc.open_stream(arrow.content).read_all().column("key").to_pylist() == [key]
     world.call("POST", "/v1/jobs/raws:stop")
 
 

@@ -76,6 +76,17 @@ def pop(heap, size, times):  # type: ignore[no-untyped-def]
     heap[at] = last
 
 
+@nb.njit(nb.int64(nb.int64[::1], nb.int64[::1]), cache=True)
+def fill(heap, times):  # type: ignore[no-untyped-def]
+    """Make the heap of all entries that are buffered; how many."""
+    size = 0
+    for one in range(len(times)):
+        if times[one] != ABSENT:
+            push(heap, size, one, times)
+            size += 1
+    return size
+
+
 @nb.njit(nb.bool_(nb.int64[::1], nb.int64, nb.int64[::1], _INT64S), cache=True)
 def is_before(heap, size, times, known):  # type: ignore[no-untyped-def]
     """Whether the head of the heap leaves before all that comes after (time, id) = known."""
@@ -112,11 +123,12 @@ def look(has_changed, totals, levels):  # type: ignore[no-untyped-def]
         _INT64S,
         nb.int64[:, ::1],
         nb.int64[::1],
+        nb.int64[::1],
     ),
     cache=True,
 )
 def suppress(  # type: ignore[no-untyped-def]
-    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out, levels
+    ids, first_times, due, sizes, times, held, sources, totals, bounds, is_early, known, out, levels, stop
 ):
     """Feed the rows. Row i updates entry ids[i] (none if negative), with buffer time first_times[i] if it is new, to
     hold sizes[i] bytes. Then entries leave, lowest (time, id) first, while their time is at most due[i]; and while the
@@ -124,16 +136,13 @@ def suppress(  # type: ignore[no-untyped-def]
 
     Per entry, read and written: times (ABSENT = not buffered), held (bytes), sources (the row that its value comes
     from, or STORED). totals (records, bytes) counts entries that were not loaded, too: these come after (time, id) =
-    known, and are not due in any row. out[:, k] = (row at which it left, entry, source, by how much due[row] was past
-    its time or PUSHED) of the k-th that leaves. `levels` looks after each put, and after each row at which entries
-    left, as Kafka Streams does. Returns how many left; NEEDS_MORE; or FULL - row, totals telling how full.
+    known. Where one of them may be due, this ends with stop[0] = the row: it is fed, and more has to leave at it.
+    out[:, k] = (row at which it left, entry, source, by how much due[row] was past its time or PUSHED) of the k-th
+    that leaves. `levels` looks after each put, and after each row at which entries left, as Kafka Streams does.
+    Returns how many left; NEEDS_MORE; or FULL - row, totals telling how full.
     """
     heap = np.empty(len(times), np.int64)
-    size = 0
-    for one in range(len(times)):
-        if times[one] != ABSENT:
-            push(heap, size, one, times)
-            size += 1
+    size = fill(heap, times)
     left = 0
     for row in range(len(ids)):
         one = ids[row]
@@ -152,9 +161,14 @@ def suppress(  # type: ignore[no-untyped-def]
         while True:
             is_over = totals[0] > bounds[0] or totals[1] > bounds[1]
             is_due = size > 0 and times[heap[0]] <= due[row]
+            is_hidden = totals[0] > size and not is_before(heap, size, times, known)
+            if is_hidden and known[0] <= due[row]:
+                stop[0] = row
+                look(left > before, totals, levels)
+                return left
             if not is_due and not (is_over and is_early):
                 break
-            if not is_due and totals[0] > size and not is_before(heap, size, times, known):
+            if not is_due and is_hidden:
                 return NEEDS_MORE
             head = heap[0]
             pop(heap, size, times)

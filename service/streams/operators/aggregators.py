@@ -14,6 +14,8 @@ that they are given.
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol, cast
@@ -35,9 +37,40 @@ class NotAnAggregator(Exception):
     """The entry point can not be loaded, or lacks a part; the message says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An aggregator as it is listed: where it comes from (`package.module:object`, and the distribution with its
+    version), its docstring, whether it merges sessions, and what is wrong with it if it can not be used.
+    """
+
+    name: str
+    origin: str
+    package: str | None
+    version: str | None
+    doc: str
+    has_merger: bool
+    problem: str | None
+
+
 def installed() -> dict[str, str]:
     """The names of the aggregators that are installed, and where each comes from (`package.module:object`)."""
     return {name: point.value for name, point in sorted(_entry_points().items())}
+
+
+def described() -> list[Installed]:
+    """All that are installed, by name; each is loaded for it."""
+    return [_described(name, point) for name, point in sorted(_entry_points().items())]
+
+
+def _described(name: str, point: EntryPoint) -> Installed:
+    doc, merges, problem = "", False, None
+    try:
+        found = aggregator_named(name)
+        doc, merges = inspect.getdoc(found) or "", has_merger(found)
+    except NotAnAggregator as error:
+        problem = str(error)
+    package, version = (None, None) if point.dist is None else (point.dist.name, point.dist.version)
+    return Installed(name, point.value, package, version, doc, merges, problem)
 
 
 @cache

@@ -23,7 +23,10 @@ from service.streams.records import StateReader, as_records, as_task_batch
 Int64s = npt.NDArray[np.int64]
 _NOBODY: Final = -1  # the entry of a row that has none
 _NO_WINDOW: Final = -1  # sorts before all windows
-_ALL: Final = np.iinfo(np.int64).max
+_ALL: Final = int(np.iinfo(np.int64).max)
+_NOT_STOPPED: Final = -1
+_ENTRY_BYTES: Final = 64  # of an entry beside key and value
+_PAGE_SHARE: Final = 4096  # of the bytes loaded at once, for each head that is looked at before it is measured
 _NOTHING = np.zeros(1, np.uint8)
 
 
@@ -97,7 +100,8 @@ class Flow:
     """The entries that a batch touches, and those that may leave, in the order of identities; ids are places there.
 
     `was`: buffer times as stored (ABSENT = not buffered). The kernel reads and writes `times`, `held` (bytes),
-    `sources` (the row that a value comes from) and `totals` (records, bytes); `left` and `levels` are what it says.
+    `sources` (the row that a value comes from) and `totals` (records, bytes); `left`, `levels` and `stop` are what it
+    says.
     """
 
     ids: Int64s
@@ -113,6 +117,12 @@ class Flow:
     totals: Int64s
     left: npt.NDArray[np.int64]
     levels: Int64s
+    stop: Int64s
+
+    @property
+    def stopped_at(self) -> int | None:
+        """The last row that was fed, where more has to leave than was loaded: nothing may come before that does."""
+        return None if self.stop[0] == _NOT_STOPPED else int(self.stop[0])
 
     def run(self, feed: Feed, due: Int64s, bounds: Int64s, *, may_emit_early: bool) -> int:
         """Feed the rows: how many entries left, or why the kernel stopped."""
@@ -130,12 +140,15 @@ class Flow:
             self.known,
             self.left,
             self.levels,
+            self.stop,
         )
         self.left = self.left[:, : max(code, 0)]
         return int(code)
 
-    def leaving(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The updates that left (TASK_SCHEMA), with the offset of the record that made them leave."""
+    def leaving(self, rows: pa.RecordBatch, cause: int = NO_CAUSE) -> pa.RecordBatch:
+        """The updates that left (TASK_SCHEMA), with the offset of the record that made them leave; `cause` is that of
+        the row without a record.
+        """
         causes, entries, sources, _ = self.left
         is_stored = sources == kernel.STORED
         stored, updates = entries[is_stored], as_records(rows)
@@ -145,7 +158,7 @@ class Flow:
             updates = pa.concat_batches([updates, found])
         places = sources.copy()
         places[is_stored] = rows.num_rows + np.arange(len(stored))
-        offsets = np.append(rows.column("offset").to_numpy(), NO_CAUSE)[causes]
+        offsets = np.append(rows.column("offset").to_numpy(), cause)[causes]
         return as_task_batch(updates.take(pa.array(places)), pa.array(offsets))
 
     def measures(self, is_said: pa.BooleanArray | None) -> Reading:
@@ -172,9 +185,14 @@ class Flow:
             "buffer_bytes": {"count": looks, "sum": size, "max": most_size, "last": size_now},
         }
 
-    def changes(self, keyed: Keyed, now: int) -> pa.RecordBatch | None:
-        """What the store has to learn (CHANGELOG_SCHEMA), None when nothing; `now` is stream time after it all."""
+    def changes(self, keyed: Keyed, now: int, backlog: buffers.Packed | None) -> pa.RecordBatch | None:
+        """What the store has to learn (CHANGELOG_SCHEMA), None when nothing; `now` is stream time after it all.
+
+        `backlog`: its entry, where that changes.
+        """
         parts = [self._changed_entries(keyed.rows), self._changed_index()]
+        if backlog is not None:
+            parts.append(backlog)
         if (self.totals != self.stored_totals).any():
             packed = buffers.pack_totals(self.totals)
             parts.append((pa.array([buffers.TOTALS_KEY], pa.binary()), pa.array([packed], pa.binary())))
@@ -201,20 +219,23 @@ class Flow:
         return keys, pc.if_else(pa.array(is_gone), None, pa.scalar(b"", pa.binary()))
 
 
-def load(feed: Feed, last_due: int, beyond: int, state: StateReader, *, is_session: bool) -> Flow:
-    """The entries that are fed, all with a buffer time up to `last_due`, and then `beyond` more."""
+def load(
+    feed: Feed, last_due: int, state: StateReader, *, beyond: int = 0, at_once: int = _ALL, is_session: bool
+) -> Flow:
+    """The entries that are fed, those with a buffer time up to `last_due`, or as many as have about `at_once` bytes;
+    and, if that is all of them, `beyond` more.
+    """
     cut, end = store_keys.index_bound(last_due + 1), store_keys.index_bound(1 << 63)
-    heads = state.scan(store_keys.index_bound(0), cut)
-    more = state.scan(cut, end, limit=beyond) if beyond else []
+    totals = buffers.unpack_totals(state.get(buffers.TOTALS_KEY))
+    heads, is_short = _heads(state, cut, at_once, totals)
+    more = state.scan(cut, end, limit=beyond) if beyond and not is_short else []
     times, loaded = store_keys.split_index_keys([key for key, _ in heads + more])
     others = Who(*buffers.split_identities(pa.array(loaded, pa.binary()), is_session=is_session))
     places, who = feed.who.and_then(others).distinct(is_session=is_session)
     identities = buffers.identities(who.keys, who.starts, who.ends, is_session=is_session)
     entries = state.get_many(_as_list(buffers.entry_keys(identities)), buffers.NOT_BUFFERED)
     was, held = buffers.times_and_sizes(entries)
-    is_cut = beyond and len(more) == beyond
-    known = np.array([times[-1], places[-1]] if is_cut else [last_due, _ALL], np.int64)
-    totals = buffers.unpack_totals(state.get(buffers.TOTALS_KEY))
+    is_cut = is_short or (beyond and len(more) == beyond)
     return Flow(
         ids=places[: len(feed.times)],
         who=who,
@@ -223,13 +244,36 @@ def load(feed: Feed, last_due: int, beyond: int, state: StateReader, *, is_sessi
         was=was,
         held=held,
         stored_totals=totals,
-        known=known,
+        known=np.array([times[-1], places[-1]] if is_cut else _up_to(last_due), np.int64),
         times=was.copy(),
         sources=np.full(len(was), kernel.STORED),
         totals=totals.copy(),
         left=np.empty((4, len(was) + len(feed.times)), np.int64),
         levels=np.zeros(5, np.int64),
+        stop=np.array([_NOT_STOPPED]),
     )
+
+
+def _heads(state: StateReader, cut: bytes, at_once: int, totals: Int64s) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Index entries before `cut`, and whether they are not all, because those behind them have `at_once` bytes."""
+    if totals[1] + _ENTRY_BYTES * totals[0] <= at_once:
+        return state.scan(store_keys.index_bound(0), cut), False
+    found: list[tuple[bytes, bytes]] = []
+    start, size, count = store_keys.index_bound(0), 0, max(at_once // _PAGE_SHARE, 1)
+    while size < at_once:
+        page = state.scan(start, cut, limit=count)
+        found += page
+        if len(page) < count:
+            return found, False
+        keys = _as_list(buffers.entry_keys(pa.array([key[9:] for key, _ in page], pa.binary())))
+        size += sum(map(len, state.get_many(keys, buffers.NOT_BUFFERED)))
+        start = page[-1][0] + b"\x00"
+    return found, True
+
+
+def _up_to(last_due: int) -> tuple[int, int]:
+    """What comes before all entries (time, place) that are later than `last_due`."""
+    return (last_due + 1, _NOBODY) if last_due < _ALL else (last_due, _ALL)
 
 
 def _ranked(values: pa.Array) -> tuple[Int64s, pa.Array]:

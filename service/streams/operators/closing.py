@@ -14,7 +14,7 @@ CloseReason = Literal["stream_time", "idle", "flush"]
 CLOSED_BY: Final = "millrace-closed-by"
 
 
-def say_why(headers: pa.Array, reason: CloseReason) -> pa.Array:
+def say_why(headers: pa.Array, reason: str) -> pa.Array:
     """Headers (JSON object texts or nulls) with the reason in each that does not have one from an earlier operator."""
     alone = pa.scalar(json.dumps({CLOSED_BY: reason}, separators=(",", ":")), pa.utf8())
     if headers.null_count < len(headers):
@@ -24,5 +24,5 @@ def say_why(headers: pa.Array, reason: CloseReason) -> pa.Array:
     return headers.fill_null(alone)
 
 
-def _with_reason(text: str, reason: CloseReason) -> str:
+def _with_reason(text: str, reason: str) -> str:
     return json.dumps({CLOSED_BY: reason} | json.loads(text), ensure_ascii=False, separators=(",", ":"))

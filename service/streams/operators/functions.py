@@ -34,6 +34,16 @@ from service.streams.operators.aggregators import (
 from service.streams.operators.fields import ExpressionText, Spec, admitted, kind_name, problem
 
 MAX_AGGREGATE_BYTES: Final = 1 << 20
+FUNCTIONS: Final = {
+    "count": "How many records there are, whatever they hold.",
+    "sum": "The sum of numbers: exact for integers (64 bits) and decimals, in doubles for doubles.",
+    "min": "The least value.",
+    "max": "The greatest value.",
+    "mean": "The mean of numbers, as a double; that of integers and decimals is divided once, at the end.",
+    "first": "The value of the first record that has one, in processing order.",
+    "last": "The value of the last record that has one, in processing order.",
+    "collect": "All values in a list, in processing order; up to 1 MiB of JSON.",
+}
 FunctionName = Literal["count", "sum", "min", "max", "mean", "first", "last", "collect", "custom"]
 Int32s = npt.NDArray[np.int32]
 
@@ -178,7 +188,7 @@ def function_of(spec: FunctionSpec) -> Function:
     if spec.fn == "count":
         return Count()
     if spec.fn == "custom":
-        return Custom(aggregator_named(spec.aggregator or ""), is_given=spec.of is not None)
+        return Custom(spec.aggregator or "", is_given=spec.of is not None)
     kind = admitted(spec.of or "").type_of()
     if spec.fn == "collect":
         return Collect()
@@ -526,10 +536,13 @@ class _Collected:
 
 
 class Custom(_Objects):
-    """An installed aggregator. Its object is (aggregate,). Without `of` it gets whole values, null ones too."""
+    """An installed aggregator. Its object is (aggregate,). Without `of` it gets whole values, null ones too.
 
-    def __init__(self, aggregator: Aggregator, *, is_given: bool) -> None:
-        self._aggregator, self._is_given = aggregator, is_given
+    To show what it stored it need not be installed.
+    """
+
+    def __init__(self, name: str, *, is_given: bool) -> None:
+        self._name, self._is_given = name, is_given
 
     def inputs(self, column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
         if not self._is_given:
@@ -539,10 +552,12 @@ class Custom(_Objects):
         return texts._replace(values=[None if text is None else json.loads(text) for text in texts.values])
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
+        mine = aggregator_named(self._name)
         keys = [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()]
         for event, kind, slot, other, place in events:
+            key = keys[events.row_of(event)]
             try:
-                text = self._step(events, event, kind, slot, other, inputs, keys, state[0])
+                text = self._step(mine, key, kind, slot, other, inputs, state[0])
             except Exception as error:
                 raise Failure(AggregatorFailed, event, f"{type(error).__name__}: {error}") from error
             _check_size(_utf8_length(text), event)
@@ -550,18 +565,9 @@ class Custom(_Objects):
                 out[0][place] = text
 
     def _step(
-        self,
-        events: Events,
-        event: int,
-        kind: int,
-        slot: int,
-        other: int,
-        inputs: Inputs,
-        keys: list[str],
-        objects: Column,
+        self, mine: Aggregator, key: str, kind: int, slot: int, other: int, inputs: Inputs, objects: Column
     ) -> str:
         """One event; returns the JSON of the aggregate."""
-        mine, key = self._aggregator, keys[events.row_of(event)]
         if kind == fold.COPY:
             objects[slot] = copy.deepcopy(objects[other])
             return self._text(objects[slot])

@@ -53,6 +53,14 @@ class Advancing(Operator, Protocol):
         """The lowest stream time that closes all that is open in its store; None when nothing is, or never will be."""
 
 
+@runtime_checkable
+class Draining(Operator, Protocol):
+    """An operator that may have more to say than fits into one step: it goes on with the next batch, also if empty."""
+
+    def has_backlog(self, state: StateReader) -> bool:
+        """Whether it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """The rows whose expressions worked (TASK_SCHEMA), the results beside them, and the rows that failed."""

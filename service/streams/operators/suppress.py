@@ -1,12 +1,13 @@
 """suppress: holds updates back until their window closes or a time limit has passed; only the latest comes out.
 
 It knows KIP-328 (semantics.md, Suppress): when an update's time has come, and what a full buffer does. The buffer is
-the store, so it survives restarts and may be larger than memory. It refuses to know batches: every cut of the input
-gives the same output.
+the store, so it survives restarts and may be larger than memory: what leaves at once may be, too, and leaves in as many
+steps as it takes (`buffers.Backlog`). It refuses to know batches: every cut of the input gives the same output.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Final, Literal, NoReturn
 
 import numpy as np
@@ -15,17 +16,20 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
 from service.streams import store_keys
+from service.streams.buffers import BACKLOG_KEY, Backlog, Packed, backlog_entry
 from service.streams.errors import SuppressionFull
 from service.streams.kernels import buffer as kernel
-from service.streams.operators.buffering import Feed, Flow, Int64s, load
+from service.streams.operators.buffering import Feed, Flow, load
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
 from service.streams.operators.keyed import Keyed
-from service.streams.operators.step import Step
+from service.streams.operators.step import NO_CAUSE, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.records import TASK_SCHEMA, StateReader, empty
 
 _FIRST_HEADS: Final = 256  # entries that are not due and loaded all the same, where bounds may evict them
+_MOST_AT_ONCE: Final = 64 << 20  # bytes of stored entries that leave in one step
+_LEAST_AT_ONCE: Final = 4 << 20  # however little may be buffered: a step has its price
 
 
 class BufferSpec(Spec):
@@ -48,6 +52,14 @@ class BufferSpec(Spec):
     def may_emit_early(self) -> bool:
         """Whether it is what KIP-328 calls eager, not strict."""
         return self.when_full == "emit_early" or (self.when_full is None and self.is_bounded)
+
+    @property
+    def at_once(self) -> int:
+        """Bytes of stored entries that may be in memory; what is bounded in any case is as small as was wanted."""
+        if self.is_bounded:
+            return MAX_INT64
+        wanted = _MOST_AT_ONCE if self.max_bytes is None else self.max_bytes
+        return min(max(wanted, _LEAST_AT_ONCE), _MOST_AT_ONCE)
 
     @property
     def bounds(self) -> npt.NDArray[np.int64]:
@@ -89,8 +101,9 @@ class SuppressSpec(Spec):
 class Suppress:
     """Runs a SuppressSpec."""
 
-    def __init__(self, spec: SuppressSpec, name: str, upstream: Upstream) -> None:
+    def __init__(self, spec: SuppressSpec, name: str, upstream: Upstream, at_once: int | None = None) -> None:
         self.name, self.buffer = name, spec.buffer
+        self.at_once = spec.buffer.at_once if at_once is None else at_once
         self.is_final = spec.until == "window_closes"
         self.is_session = upstream.window_type == "session"
         wait_ms = upstream.closing_delay_ms if self.is_final else (spec.time_limit_ms or 0)
@@ -101,18 +114,31 @@ class Suppress:
     def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
         """The updates whose time has come, or that a full buffer pushes out, in the order in which they leave.
 
-        Raises SuppressionFull where the buffer is to shut down.
+        Where that is too much at once, some of them; `has_backlog` then says so, and that is first what any batch, an
+        empty one too, goes on with. Raises SuppressionFull where the buffer is to shut down.
         """
         if state is None:
             raise TypeError(f"{self.name} keeps state")
-        keyed = Keyed.of(self.name, batch, state)
-        return self._run(keyed, self._feed(keyed), state, "stream_time" if self.is_final else None)
+        backlog = self._backlog(state)
+        if backlog is not None:
+            step = self._leave_late(backlog, batch, state)
+            if step is not None:
+                return step
+            batch = pa.concat_batches([backlog.rows, batch])
+        return self._take(batch, state, has_backlog=backlog is not None)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """What leaves when stream time is moved to `to`; no record causes it."""
+        """What leaves when stream time is moved to `to`; no record causes it. Nothing while there is a backlog."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
-        feed = self._feed(keyed).and_then(max(keyed.before, to))
-        return self._run(keyed, feed, state, reason)
+        if self.has_backlog(state):
+            return Step(keyed.rows)
+        flow = self._flow(self._feed(keyed).and_then(max(keyed.before, to)), state, keyed.rows)
+        entry = flow.stopped_at is not None and backlog_entry(Backlog(keyed.rows, reason, NO_CAUSE))
+        return self._step(keyed, flow, max(keyed.before, to), reason, entry or None)
+
+    def has_backlog(self, state: StateReader) -> bool:
+        """Whether something is to leave that is due already."""
+        return state.get(BACKLOG_KEY) is not None
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time at which the last of the buffer leaves; None when it is empty, or never does."""
@@ -123,37 +149,80 @@ class Suppress:
         time = int(times[0]) + self.wait_ms
         return time if time <= MAX_INT64 else None
 
+    def _backlog(self, state: StateReader) -> Backlog | None:
+        packed = state.get(BACKLOG_KEY)
+        return None if packed is None else Backlog.unpack(packed)
+
+    def _leave_late(self, backlog: Backlog, batch: pa.RecordBatch, state: StateReader) -> Step | None:
+        """What of a backlog leaves now, and the batch goes behind it; None when nothing does: then rows may be fed."""
+        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
+        flow = self._flow(self._feed(keyed).and_then(keyed.before), state, keyed.rows)
+        if not flow.left.shape[1]:
+            return None
+        waiting = pa.concat_batches([backlog.rows, batch])
+        is_over = flow.stopped_at is None and not waiting.num_rows
+        entry = backlog_entry(None if is_over else replace(backlog, rows=waiting)) if is_over or len(batch) else None
+        return self._step(keyed, flow, keyed.before, backlog.reason, entry, backlog.cause)
+
+    def _take(self, batch: pa.RecordBatch, state: StateReader, *, has_backlog: bool) -> Step:
+        """Feed rows that nothing has to precede; those that come after too much has to leave become the backlog."""
+        rest = batch.slice(batch.num_rows)
+        reason: CloseReason | None = "stream_time" if self.is_final else None
+        while True:
+            keyed = Keyed.of(self.name, batch, state)
+            if not keyed.rows.num_rows:
+                entry = backlog_entry(None) if has_backlog else None
+                return Step(keyed.rows, store_keys.changelog([entry] if entry else [], None), keyed.dropped)
+            feed = self._feed(keyed)
+            flow = self._flow(feed, state, keyed.rows)
+            stop = flow.stopped_at
+            if stop is None or stop == keyed.rows.num_rows - 1:
+                break
+            fed = int(np.flatnonzero(batch.column("key").is_valid())[stop]) + 1
+            batch, rest = batch.slice(0, fed), pa.concat_batches([batch.slice(fed), rest])
+        is_left = stop is not None or rest.num_rows > 0
+        cause = keyed.rows.column("offset")[-1].as_py()
+        backlog = Backlog(rest, reason or "", cause) if is_left else None
+        entry = backlog_entry(backlog) if is_left or has_backlog else None
+        return self._step(keyed, flow, int(feed.running[-1]), reason, entry)
+
+    def _step(
+        self,
+        keyed: Keyed,
+        flow: Flow,
+        now: int,
+        reason: str | None,
+        backlog: Packed | None,
+        cause: int = NO_CAUSE,
+    ) -> Step:
+        forward = flow.leaving(keyed.rows, cause)
+        is_said = forward.column("value").is_valid() if self.is_final else None
+        if is_said is not None:
+            forward = forward.filter(is_said)
+        if reason:
+            forward = forward.set_column(5, TASK_SCHEMA.field("headers"), say_why(forward.column("headers"), reason))
+        measured = {**keyed.lateness, **flow.measures(is_said)}
+        return Step(forward, flow.changes(keyed, now, backlog), keyed.dropped, measured)
+
     def _feed(self, keyed: Keyed) -> Feed:
         times = keyed.rows.column("window_end" if self.is_final else "timestamp")
         return Feed.of(keyed, times.to_numpy())
 
-    def _run(self, keyed: Keyed, feed: Feed, state: StateReader, reason: CloseReason | None) -> Step:
-        if not len(feed.times):
-            return Step(keyed.rows, dropped=keyed.dropped)
-        due = feed.running - self.wait_ms
-        flow = self._evict(feed, due, state, keyed.rows)
-        forward = flow.leaving(keyed.rows)
-        is_said = forward.column("value").is_valid() if self.is_final else None
-        if is_said is not None:
-            forward = forward.filter(is_said)
-        if reason is not None:
-            forward = forward.set_column(5, TASK_SCHEMA.field("headers"), say_why(forward.column("headers"), reason))
-        measured = {**keyed.lateness, **flow.measures(is_said)}
-        return Step(forward, flow.changes(keyed, int(feed.running[-1])), keyed.dropped, measured)
-
-    def _evict(self, feed: Feed, due: Int64s, state: StateReader, rows: pa.RecordBatch) -> Flow:
+    def _flow(self, feed: Feed, state: StateReader, rows: pa.RecordBatch) -> Flow:
         """Run the kernel. Where bounds could evict entries that are not loaded, load more and run again."""
+        due = feed.running - self.wait_ms
         beyond = _FIRST_HEADS if self.buffer.is_bounded and self.buffer.may_emit_early else 0
         while True:
-            flow = load(feed, int(due[-1]), beyond, state, is_session=self.is_session)
+            flow = load(feed, int(due[-1]), state, beyond=beyond, at_once=self.at_once, is_session=self.is_session)
             code = flow.run(feed, due, self.buffer.bounds, may_emit_early=self.buffer.may_emit_early)
             if code == kernel.NEEDS_MORE:
                 beyond *= 4
             elif code <= kernel.FULL:
-                self._fail(flow, rows.column("offset")[int(kernel.FULL - code)].as_py())
+                self._fail(flow, rows, int(kernel.FULL - code))
             else:
                 return flow
 
-    def _fail(self, flow: Flow, offset: int) -> NoReturn:
+    def _fail(self, flow: Flow, rows: pa.RecordBatch, row: int) -> NoReturn:
         records, size = flow.totals.tolist()
+        offset = rows.column("offset")[row].as_py() if row < rows.num_rows else None
         raise SuppressionFull(self.name, offset, records, self.buffer.max_records, size, self.buffer.max_bytes)

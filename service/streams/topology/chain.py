@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from service.streams import clock, measures
+from service.streams.errors import OperatorUnavailable
 from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import Advancing, OnError, Operator, Step
+from service.streams.operators.step import Advancing, Draining, OnError, Operator, Step
 from service.streams.overlay import Overlay
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, as_records, empty
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
+from service.streams.topology.complaints import complaints
 from service.streams.topology.graph import Node, Sink, SubTopology
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
@@ -61,12 +63,14 @@ class Chain:
     def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
         """One batch (TASK_SCHEMA, in source order) against the state as of its first record.
 
-        Raises ExpressionFailed naming operator and source offset, unless the job drops failing records.
+        An empty one lets the last operator that has a backlog go on: so none piles up behind another. Raises
+        ExpressionFailed naming operator and source offset, unless the job drops failing records.
         """
         stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
         result = ChainResult([], [], {}, [], stream_time)
-        for name, store, operator in self._nodes:
-            if not batch.num_rows:
+        first = 0 if batch.num_rows else self._last_backlog(states)
+        for i, (name, store, operator) in enumerate(self._nodes[first:]):
+            if i and not batch.num_rows:
                 break
             step = operator.process(batch, states[store.name] if store else None)
             if store and step.changes is not None:
@@ -74,6 +78,15 @@ class Chain:
             result.note(name, step)
             batch = step.forward
         return self._delivered(batch, result)
+
+    def has_backlog(self, states: Mapping[str, StateReader]) -> bool:
+        """Whether an operator has more to say of what it was given; until it has, nothing else should be given."""
+        return self._last_backlog(states) < len(self._nodes)
+
+    def _last_backlog(self, states: Mapping[str, StateReader]) -> int:
+        """The place of the last operator with a backlog; past the end where none has one."""
+        places = range(len(self._nodes) - 1, -1, -1)
+        return next((i for i in places if _has_backlog(*self._nodes[i][1:], states)), len(self._nodes))
 
     def horizon(self, states: Mapping[str, StateReader]) -> int | None:
         """The lowest stream time that closes everything that is open in the stores; None when nothing is."""
@@ -120,7 +133,18 @@ class Chain:
 
 
 def _operator(node: Node, on_error: OnError) -> Operator:
-    return operator_of(_SPECS.validate_python(node.spec), node.name, on_error, node.upstream)
+    """Raises OperatorUnavailable: what was valid where the job was made need not be so here."""
+    try:
+        spec = _SPECS.validate_python(node.spec)
+    except ValidationError as error:
+        raise OperatorUnavailable(
+            node.name, "; ".join(problem.detail for problem in complaints(error, node.spec))
+        ) from error
+    return operator_of(spec, node.name, on_error, node.upstream)
+
+
+def _has_backlog(store: StoreSpec | None, operator: Operator, states: Mapping[str, StateReader]) -> bool:
+    return isinstance(operator, Draining) and store is not None and operator.has_backlog(states[store.name])
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from service.storage import expiry
 from service.storage.replica import Replica
 from service.storage.view import View
 from service.streams import codec
-from tests.stores import Engine
+from tests.stores import Engine, Job, at
 from tests.unit.storage.replicas import INTERVAL_MS, STORE, changes, key, value
 
 Opened = Replica | View
@@ -27,6 +29,16 @@ def replica(engine: Engine) -> Opened:
 def scanned(replica: Opened, start: bytes = b"\x00", end: bytes = b"\x01", **how: object) -> list[bytes]:
     with replica.reader() as view:
         return [found for found, _ in view.scan(start, end, **how)]  # type: ignore[arg-type]
+
+
+def counting(look: Callable[..., list[bytes]], looked_at: list[int]) -> Callable[..., list[bytes]]:
+    """The same, and how many keys each call was given."""
+
+    def count(*arguments: Any) -> list[bytes]:
+        looked_at.append(len(arguments[2]))
+        return look(*arguments)
+
+    return count
 
 
 def test_changes_count_from_exactly_the_position_where_it_stands(replica: Opened) -> None:
@@ -83,19 +95,38 @@ def test_what_stream_time_has_passed_goes_and_nothing_before(replica: Opened) ->
 
 def test_what_expires_costs_what_it_takes_to_look_at_it(replica: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
-    look: Callable[..., list[bytes]] = expiry.expired
-
-    def count(*arguments: object) -> list[bytes]:
-        looked_at.append(len(arguments[2]))  # type: ignore[arg-type]
-        return look(*arguments)
-
-    monkeypatch.setattr(expiry, "expired", count)
+    monkeypatch.setattr(expiry, "expired", counting(expiry.expired, looked_at))
     for n in range(20):
         replica.apply(n, n + 1, changes({key(n): 1_000 + n}, obs=1_000 + n))
     assert looked_at == []
     replica.apply(20, 21, changes({}, obs=1_000 + INTERVAL_MS + 3))
     assert sum(looked_at) == 3
     assert scanned(replica) == [key(n) for n in range(3, 20)]
+
+
+SESSIONS = {"type": "session", "gap_ms": 10, "retention_ms": 1_000}
+TUMBLING = {"type": "tumbling", "size_ms": 10, "retention_ms": 1_000}
+
+
+@pytest.mark.parametrize("window", [SESSIONS, TUMBLING], ids=lambda window: window["type"])
+def test_expiry_is_proportional_to_what_expires_however_much_lives(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: dict[str, object]
+) -> None:
+    """Fifty windows expire, once beside ten that live and once beside four hundred: the same entries are looked at."""
+    count = {"op": "aggregate", "name": "a", "window": window, "aggregates": {"n": {"fn": "count"}}}
+    costs = []
+    for living in (10, 400):
+        job = Job(engine, tmp_path / str(living), [count])
+        job.feed([record for n in range(50) for record in at(f"old-{n}", 0)])
+        for time in (500, 600, 700):
+            job.feed([record for n in range(living) for record in at(f"new-{n}", time)])
+        looked_at: list[int] = []
+        monkeypatch.setattr(expiry, "expired", counting(expiry.expired, looked_at))
+        job.feed(at("clock", 1_100))  # past 0 and the retention, before 500 and the retention
+        monkeypatch.undo()
+        assert len(job.stores["x-a"].all()) == 3 * living + 1
+        costs.append(sum(looked_at))
+    assert 50 <= costs[0] == costs[1] <= 4 * 50  # by two replicas: the one that runs, the one that is looked into
 
 
 def test_a_large_backlog_of_what_expired_shrinks_with_every_change(

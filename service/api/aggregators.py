@@ -1,0 +1,61 @@
+"""Aggregators over HTTP: the functions that `aggregate` has, and those that are installed here. Listed, never sent.
+
+Knows the shape of the list. Refuses to know how one is found or run (`service.streams.operators.aggregators`).
+"""
+
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from service.api.bodies import answer
+from service.api.models import Page
+from service.auth import Reader
+from service.problems import declared
+from service.streams.operators.aggregators import Installed, described
+from service.streams.operators.functions import FUNCTIONS
+
+router = APIRouter(tags=["jobs"])
+
+
+class Aggregator(BaseModel):
+    """What may stand in `aggregates` of an operator."""
+
+    name: str
+    kind: Annotated[
+        Literal["built_in", "installed"],
+        Field(description='`{"fn": name}`, or `{"fn": "custom", "aggregator": name}`.'),
+    ]
+    package: Annotated[str | None, Field(description="The distribution that it comes with.")]
+    version: str | None
+    origin: Annotated[str | None, Field(description="`module:object`, of those that are installed.")]
+    doc: str
+    merges: Annotated[bool, Field(description="Whether it has a merger: session windows need one.")]
+    problem: Annotated[str | None, Field(description="Why it can not be used.")]
+
+
+@router.get("/v1/aggregators", responses={200: {"model": Page[Aggregator]}, **declared(401, 403)})
+def list_aggregators(_: Reader) -> Response:
+    """List the functions of `aggregate`, then the aggregators that are installed beside this service."""
+    own = [_built_in(name, doc) for name, doc in FUNCTIONS.items()]
+    return answer({"items": [*own, *(_installed(found) for found in described())], "next": None})
+
+
+def _built_in(name: str, doc: str) -> dict[str, Any]:
+    made = {"package": "millrace", "version": version("millrace"), "origin": None}
+    return {"name": name, "kind": "built_in", **made, "doc": doc, "merges": True, "problem": None}
+
+
+def _installed(found: Installed) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "kind": "installed",
+        "package": found.package,
+        "version": found.version,
+        "origin": found.origin,
+        "doc": found.doc,
+        "merges": found.has_merger,
+        "problem": found.problem,
+    }
