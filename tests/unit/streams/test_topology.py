@@ -112,7 +112,7 @@ def test_keys_apart_are_refused_unless_the_job_trusts_the_partitions() -> None:
 
 
 def test_what_is_not_available_yet_is_refused_rather_than_ignored() -> None:
-    body = {"name": "visits", "source": "clicks", "standby_replicas": 1, "idle_close_after_ms": 1000}
+    body = {"name": "visits", "source": "clicks", "standby_replicas": 1}
     with pytest.raises(InvalidSpec) as refused:
         graph.compile(JobSpec.parse(body), {"clicks": 1})
-    assert [problem.pointer for problem in refused.value.errors] == ["/standby_replicas", "/idle_close_after_ms"]
+    assert [problem.pointer for problem in refused.value.errors] == ["/standby_replicas"]
