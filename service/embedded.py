@@ -27,6 +27,7 @@ from service.app import create_app
 from service.auth import install_admin
 from service.catalog import keys
 from service.catalog.engine import Catalog
+from service.one_write import OneWrite
 from service.settings import Settings
 
 BACK_OFF_S = (0.5, 1, 2, 4, 8, 16, 30)
@@ -107,7 +108,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=OneWrite,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -1,7 +1,7 @@
 """One run of a suppress that holds back much, in a process of its own: what came out, and how much memory it took.
 
 A program: it feeds batches of distinct keys into one window, over replicas on disk as a slot does it, then closes the
-window. Prints JSON: `outputs` (SHA-256 of all of them in order), `records`, `steps` at the close, and RssAnon in bytes
+window. Writes JSON: `outputs` (SHA-256 of all of them in order), `records`, `steps` at the close, and RssAnon in bytes
 at rest, at its highest while feeding (`feeding`) and while closing (`closing`).
 """
 
@@ -49,7 +49,7 @@ class Run:
 
     chain: Chain
     replicas: dict[str, Replica]
-    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     records: int = 0
     highest: int = 0
 
@@ -98,7 +98,7 @@ def main() -> None:
     feeding, run.highest = run.highest, 0
     steps = run.take(batch_of([{"key": "tick", "value": {"v": ""}, "timestamp": WINDOW_MS}], count))
     told = {"outputs": run.digest.hexdigest(), "records": run.records, "steps": steps}
-    print(json.dumps({**told, "at_rest": at_rest, "feeding": feeding, "closing": run.highest}))
+    sys.stdout.write(json.dumps({**told, "at_rest": at_rest, "feeding": feeding, "closing": run.highest}))
 
 
 def _record(number: int) -> dict[str, object]:

@@ -17,16 +17,23 @@ from starlette.responses import Response
 
 from service.problems import ProblemError, items_of
 
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
 Model = TypeVar("Model", bound=BaseModel)
 Struct = TypeVar("Struct")
 
 
-class _NameConvertor(StringConvertor):
-    """A path part up to the colon of a verb: `/v1/jobs/{job:name}:pause`. No name has U+0000, and no database takes
-    one: nothing is served there.
-    """
+def storable(text: str) -> str:
+    """A name or cursor as a database takes it: none takes U+0000. No name has U+FFFD, which stands for it, either."""
+    return text.replace("\0", "\ufffd")
 
-    regex = r"[^/:\x00]+"
+
+class _NameConvertor(StringConvertor):
+    """A path part up to the colon of a verb: `/v1/jobs/{job:name}:pause`."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return storable(value)
 
 
 register_url_convertor("name", _NameConvertor())

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import coordinator, metrics
-from service.api.bodies import answer, page, read_struct, tagged
+from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page
 from service.auth import Instance, Reader
@@ -281,13 +281,15 @@ def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Curs
     return answer(page(request.state.catalog.read(_instances, limit + 1, cursor), limit=limit))
 
 
-@router.get("/v1/instances/{instance:name}", responses={200: {"model": InstanceView}, **declared(401, 403, 404)})
+@router.get(
+    "/v1/instances/{instance:name}", responses={200: {"model": InstanceView}, **UNCHANGED, **declared(401, 403, 404)}
+)
 def get_instance(request: Request, instance: str, _: Reader) -> Response:
     """Show an instance and its slots."""
     return tagged(request, request.state.catalog.read(_instance, instance))
 
 
-@router.get("/v1/groups/{job:name}", responses={200: {"model": GroupView}, **declared(401, 403, 404)})
+@router.get("/v1/groups/{job:name}", responses={200: {"model": GroupView}, **UNCHANGED, **declared(401, 403, 404)})
 def get_group(request: Request, job: str, _: Reader) -> Response:
     """Show who runs a job."""
     return tagged(request, request.state.catalog.read(_group, job))

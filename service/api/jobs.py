@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from service import coordinator
-from service.api.bodies import accepts, answer, expected_etag, page, read_json, read_model, tagged
+from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json, read_model, tagged
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page
 from service.auth import Admin, Reader, Writer
@@ -187,7 +187,7 @@ def list_jobs(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = 
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 
 
-@router.get("/v1/jobs/{job:name}", responses={200: {"model": JobView}, **declared(401, 403, 404, 422)})
+@router.get("/v1/jobs/{job:name}", responses={200: {"model": JobView}, **UNCHANGED, **declared(401, 403, 404, 422)})
 async def get_job(
     request: Request,
     job: str,

@@ -3,13 +3,18 @@
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Query
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
+
+from service.api.bodies import storable
 
 Item = TypeVar("Item")
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many items at most.")]
-NO_NUL = r"^[^\x00]*$"  # no database takes U+0000 in a text
-Cursor = Annotated[str | None, Query(description="`next` of the page before.", max_length=1000, pattern=NO_NUL)]
+Cursor = Annotated[
+    str | None,
+    Query(description="`next` of the page before.", max_length=1000),
+    AfterValidator(lambda cursor: cursor and storable(cursor)),
+]
 
 
 class Page(BaseModel, Generic[Item]):

@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.bodies import accepts, answer, page, read_model, tagged
+from service.api.bodies import UNCHANGED, accepts, answer, page, read_model, tagged
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, Page
@@ -381,7 +381,7 @@ async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: P
     return answer(page([await _view(request, now) for now in found], limit=limit))
 
 
-@router.get("/v1/stores/{store:name}", responses={200: {"model": StoreView}, **declared(401, 403, 404)})
+@router.get("/v1/stores/{store:name}", responses={200: {"model": StoreView}, **UNCHANGED, **declared(401, 403, 404)})
 async def get_store(request: Request, store: Named, _: Reader) -> Response:
     """Show a store: its type, how much is in it, how far its replicas are."""
     known = await request.state.lookups.as_of_now(store)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
 from service.api.document import takes
-from service.api.models import NO_NUL, Cursor, Limit, Page
+from service.api.models import Cursor, Limit, Page
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -19,6 +19,8 @@ from service.catalog.tables import ApiKey
 from service.problems import declared
 
 router = APIRouter(tags=["tokens"])
+
+NO_NUL = r"^[^\x00]*$"  # no database takes U+0000
 
 
 class TokenRequest(BaseModel):

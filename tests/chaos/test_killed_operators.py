@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.running import wait_until
+from benchmarks.running import Running, wait_until
 from tests import naive
 from tests.attached import are_gone
 from tests.chaos.conftest import Breakable
@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
 PARTS = (
     "deduplicate_by_key_value",
-    "table-updates",
     "tumbling-on-close",
     "tumbling-suppress-limit",
     "hopping-suppress-final",
@@ -34,7 +33,6 @@ PARTS = (
     "session-on-close",
     "session-suppress-final",
     "sliding-updates",
-    "sliding-suppress-final",
 )
 MAX_RECORDS = 100  # of a case
 IN_A_SLOT = ("segment.before_write", "segment.after_write", "replay.middle")
@@ -57,7 +55,6 @@ def _distinct(window: Record) -> Case:
 
 SAMPLE = sample(MAX_RECORDS)
 CASES: dict[str, Case] = {part.replace("-", "_"): _case(SAMPLE[part]) for part in PARTS} | {
-    "distinct_tumbling": _distinct({"type": "tumbling", "size_ms": 50}),
     "distinct_session": _distinct({"type": "session", "gap_ms": 25}),
 }
 
@@ -135,6 +132,57 @@ def test_a_kill_at_each_point_in_one_run_of_all_operators_changes_nothing(breaka
             jobs.restart()
     jobs.settle()
     assert jobs.found() == EXPECTED
+
+
+SPILT = [
+    {
+        "op": "aggregate",
+        "name": "latest",
+        "window": {"type": "tumbling", "size_ms": 1_000_000},
+        "aggregates": {"v": {"fn": "last", "of": "value->>'v'"}},
+    },
+    {
+        "op": "suppress",
+        "name": "final",
+        "until": "window_closes",
+        "buffer": {"max_bytes": 4_000_000, "when_full": "spill_to_disk"},
+    },
+]
+
+
+@pytest.mark.parametrize(("point", "passes"), [("replay.middle", 2), ("replay.middle", 3), ("commit.after", 1)])
+def test_a_kill_between_the_steps_in_which_a_spilt_buffer_leaves_changes_nothing(
+    breakable: Breakable, point: str, passes: int
+) -> None:
+    """The kill comes with nothing left to read: the next slot has to find by itself that there is more to say.
+
+    What closes the window is replayed by two stores, each step after it by one.
+    """
+    running = breakable.running
+    records = [{"key": f"k{i:05}", "value": {"v": f"{i:05}" * 500}, "timestamp": i} for i in range(5_000)]
+    make_stream(running, "spilt", 1)
+    body = {"name": "spilt", "source": "spilt", "sink": "spilt-out", "operators": SPILT, "max_batch_records": 1_000}
+    running.call("POST", "/v1/jobs", json=body)
+    post(running, "spilt", records)
+    caught_up(running, "spilt")
+    assert outputs(running, "spilt-out") == []
+    before = _version(running)
+    breakable.arm(point, passes)
+    post(running, "spilt", [{"key": "tick", "value": {}, "timestamp": 1_000_000}])
+    breakable.wait_for_fault(point)
+    if point in IN_THE_API:
+        breakable.restart_when_dead()
+    assert caught_up(running, "spilt")["state"] == "running"
+    window = {"start": 0, "end": 1_000_000}
+    found = outputs(running, "spilt-out")
+    assert found == [{**record, "window": window} for record in records]
+    assert _version(running) - before > 3, "it took several commits"
+
+
+def _version(running: Running) -> int:
+    [task] = running.call("GET", "/v1/jobs/spilt/tasks")["items"]
+    version: int = task["version"]
+    return version
 
 
 def _kill_the_instance(breakable: Breakable, meanwhile: Callable[[], None]) -> None:

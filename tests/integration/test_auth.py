@@ -17,6 +17,10 @@ ROUTES = [
     ("GET", "/v1/instances", None, {"reader", "writer", "admin"}),
     ("GET", "/info", None, {"reader", "writer", "admin"}),
     ("GET", "/metrics", None, {"reader", "writer", "admin"}),
+    ("GET", "/v1/aggregators", None, {"reader", "writer", "admin"}),
+    ("GET", "/v1/stores", None, {"reader", "writer", "admin"}),
+    ("GET", "/v1/stores/x-y/keys/k", None, {"reader", "writer", "admin"}),
+    ("POST", "/v1/stores/x-y:lookup", {"keys": ["k"]}, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs:validate", JOB, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs:simulate", {"job": {}}, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs", JOB, {"writer", "admin"}),
@@ -24,7 +28,12 @@ ROUTES = [
     ("POST", "/v1/jobs/x:resume", None, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:stop", None, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:restart", None, {"writer", "admin"}),
+    ("POST", "/v1/jobs/x:flush", None, {"writer", "admin"}),
+    ("PATCH", "/v1/jobs/x", {}, {"writer", "admin"}),
     ("DELETE", "/v1/jobs/x", None, {"writer", "admin"}),
+    ("POST", "/v1/streams", {}, {"writer", "admin"}),
+    ("PATCH", "/v1/streams/x", {}, {"writer", "admin"}),
+    ("DELETE", "/v1/streams/x", None, {"writer", "admin"}),
     ("POST", "/v1/streams/x/records", {"records": []}, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:skip", {"partition": 0, "offset": 0}, {"admin"}),
     ("GET", "/v1/tokens", None, {"admin"}),
@@ -34,6 +43,10 @@ ROUTES = [
     ("POST", "/v1/instances/x:leave", {"incarnation": "1"}, {"instance", "admin"}),
     ("POST", "/v1/instances/x/slots", {"slot": "s", "job": "j", "index": 0}, {"instance", "admin"}),
     ("POST", "/v1/instances/x/slots/y:poll", {}, {"instance", "admin"}),
+    ("POST", "/v1/instances/x/slots/y:fail", {}, {"instance", "admin"}),
+    ("POST", "/v1/instances/x/slots/y:leave", {}, {"instance", "admin"}),
+    ("POST", "/v1/instances/x/slots/y/segments", {}, {"instance", "admin"}),
+    ("GET", "/v1/instances/x/slots/y/chunks", None, {"instance", "admin"}),
     ("POST", "/v1/instances/x/slots/y:commit", {"commits": []}, {"instance", "admin"}),
 ]
 
@@ -57,6 +70,12 @@ def test_each_route_takes_the_roles_it_should_and_no_other(
     answer = service.client(None).request(method, path, json=body)
     assert answer.status_code == 401
     assert answer.json()["code"] == "unauthenticated"
+
+
+def test_a_key_of_the_wrong_role_is_told_which_role_it_needs(service: Serving) -> None:
+    answer = service.client("reader").post("/v1/jobs", json=JOB).json()
+    assert (answer["status"], answer["code"]) == (403, "forbidden")
+    assert answer["detail"] == "this needs the role writer; the key has the role reader"
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Basic YTpi", "Bearer not-a-key", "bearer x y"])

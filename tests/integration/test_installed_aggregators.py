@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from service.streams.operators import aggregators
+from service.streams.stores.forms import form_of
 from tests.integration.test_spark_slot import World, turn_until
 from tests.serving import serving
+from tests.stores import Engine, Job, at
 
 PAGE = (Path(__file__).parents[2] / "docs" / "aggregators.md").read_text()
 BROKEN = """
@@ -163,13 +165,29 @@ def test_an_aggregator_that_raises_fails_the_job_and_names_operator_and_offset(w
     turn_until(again, lambda: sum(len(world.call("GET", f"{path}{p}")["records"]) for p in range(2)) == 2)
 
 
+def uninstall(site: Path) -> None:
+    sys.path.remove(str(site))
+    importlib.invalidate_caches()
+    aggregators.aggregator_named.cache_clear()
+
+
+def test_what_it_stored_is_shown_where_it_is_not_installed(site: Path, tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        job = Job(Engine(tmp_path / "kept", None, opened), tmp_path, custom("top_three", SESSION))
+        job.feed(at("k", 1_000, value={"id": 4}) + at("k", 1_500, value={"id": 6}))
+        uninstall(site)
+        (store,) = job.stores.values()
+        store.form = form_of(store.node)
+        assert [(item["window"], item["value"]) for item in store.all()] == [
+            ({"start": 1_000, "end": 1_500}, {"x": [6, 4]})
+        ]
+
+
 def test_a_worker_that_does_not_have_it_fails_the_job_and_says_what_is_missing(world: World, site: Path) -> None:
     job = world.job(operators=custom("top_three"))
     world.post(4)
     slot = world.slot(job)
-    sys.path.remove(str(site))
-    importlib.invalidate_caches()
-    aggregators.aggregator_named.cache_clear()
+    uninstall(site)
     turn_until(slot, lambda: world.state()["state"] == "failed")
     error = world.state()["error"]
     assert (error["code"], error["operator"]) == ("operator_unavailable", "agg")

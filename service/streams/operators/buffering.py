@@ -26,7 +26,7 @@ _NO_WINDOW: Final = -1  # sorts before all windows
 _ALL: Final = int(np.iinfo(np.int64).max)
 _NOT_STOPPED: Final = -1
 _ENTRY_BYTES: Final = 64  # of an entry beside key and value
-_PAGE_SHARE: Final = 4096  # of the bytes loaded at once, for each head that is looked at before it is measured
+_HEADS_AT_ONCE: Final = 32  # that are measured together: values may have megabytes
 _NOTHING = np.zeros(1, np.uint8)
 
 
@@ -259,7 +259,7 @@ def _heads(state: StateReader, cut: bytes, at_once: int, totals: Int64s) -> tupl
     if totals[1] + _ENTRY_BYTES * totals[0] <= at_once:
         return state.scan(store_keys.index_bound(0), cut), False
     found: list[tuple[bytes, bytes]] = []
-    start, size, count = store_keys.index_bound(0), 0, max(at_once // _PAGE_SHARE, 1)
+    start, size, count = store_keys.index_bound(0), 0, min(max(at_once // _ENTRY_BYTES, 1), _HEADS_AT_ONCE)
     while size < at_once:
         page = state.scan(start, cut, limit=count)
         found += page
