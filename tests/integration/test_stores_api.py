@@ -498,7 +498,7 @@ def test_a_position_of_something_else_is_refused(world: World, visits: World) ->
         ("nothing-s/sessions/u1", 404, "unknown_store"),
         ("nothing-s/owner?key=a", 404, "unknown_store"),
         ("No%20Name/sessions/u1", 404, "unknown_store"),
-        ("No%00Name/sessions/u1", 404, "no_such_route"),
+        ("No%00Name/sessions/u1", 404, "unknown_store"),
         ("visits-s/sessions/", 404, "no_such_route"),
         ("visits-s/nothing", 404, "no_such_route"),
         ("visits-s/windows/u1", 409, "wrong_store_type"),

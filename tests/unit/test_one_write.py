@@ -28,6 +28,13 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+def read_all(address: tuple[str, int], path: str) -> list[bytes]:
+    """Pieces as they come: this thread wakes as soon as there is one."""
+    with socket.create_connection(address) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+        return list(iter(lambda: client.recv(1 << 20), b""))
+
+
 async def asked(path: str) -> tuple[list[bytes], bytes]:
     """What a client reads, piece by piece, of an answer after which the service closes the connection."""
     config = uvicorn.Config(app, http=OneWrite, loop="uvloop", log_config=None, lifespan="off")
@@ -37,12 +44,7 @@ async def asked(path: str) -> tuple[list[bytes], bytes]:
         server.lifespan = config.lifespan_class(config)
         await server.startup(sockets=[listener])
         try:
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
-            pieces = []
-            while piece := await reader.read(1 << 20):
-                pieces.append(piece)
-            writer.close()
+            pieces = await asyncio.to_thread(read_all, listener.getsockname(), path)
         finally:
             await server.shutdown(sockets=[listener])
     return pieces, b"".join(pieces)

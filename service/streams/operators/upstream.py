@@ -6,18 +6,20 @@ It knows which operators change that; it refuses to know what any of them does w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """`is_table`: records are updates, null values are tombstones. `window`: the specification of the window that
-    they carry (JSON of contract.md), None where it is none or unknown.
+    they carry (JSON of contract.md), None where it is none or unknown. `is_delayed`: updates are held back, so they
+    may come when their window has closed.
     """
 
     is_table: bool = False
     window: Mapping[str, Any] | None = None
+    is_delayed: bool = False
 
     @property
     def window_type(self) -> str | None:
@@ -39,6 +41,8 @@ class Upstream:
                 return Upstream(is_table=False, window=operator["window"])
             case "select_key":
                 return PLAIN
+            case "suppress" if operator.get("time_limit_ms"):
+                return replace(self, is_delayed=True)
             case _:
                 return self
 

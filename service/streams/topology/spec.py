@@ -144,11 +144,18 @@ def _never_closing(spec: JobSpec) -> Iterator[Problem]:
     """A suppress that waits for windows to close needs a windowed aggregate before it (KIP-328)."""
     reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
     for i, (operator, upstream) in enumerate(zip(spec.operators, reaching, strict=True)):
-        is_final = isinstance(operator, SuppressSpec) and operator.until == "window_closes"
-        if is_final and not (upstream.is_table and upstream.window):
+        if not isinstance(operator, SuppressSpec) or operator.until != "window_closes":
+            continue
+        if not (upstream.is_table and upstream.window):
             yield Problem(
                 f"/operators/{i}/until",
                 "window_closes is only defined after a windowed aggregate, with no select_key in between",
+            )
+        elif upstream.is_delayed:
+            yield Problem(
+                f"/operators/{i}/until",
+                "window_closes is not defined after a time limit: an update that was held back until its window had "
+                "closed would come out after the final one",
             )
 
 

@@ -144,7 +144,8 @@ def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) ->
         "inputs": [{"stream_id": "in", "partition": 0, "position": 5, "end": 100}],
         "work": {"stream_id": "in", "partition": 0, "from": 5, "to": 15, "chunks": [chunk]},
         "changelogs": {"store": {"stream_id": "log", "partition": 0, "end": 7}},
-        "skips": [9], "advance": None,
+        "skips": [9],
+        "advance": None,
     }
     server.answers = [(200, {"directive": "run", "tasks": [task]})]
     (found,) = api.poll("/slot", [], 0).tasks

@@ -588,3 +588,14 @@ def test_a_specification_that_makes_no_sense_is_refused_where_it_does_not(fields
 
 def test_window_closes_has_no_time_limit():
     assert refusals(WINDOWED, {**CLOSES, "time_limit_ms": 1}) == ["/operators/1/time_limit_ms"]
+
+
+@pytest.mark.parametrize(("limit_ms", "refused"), [(0, []), (1, ["/operators/2/until"])])
+def test_window_closes_does_not_follow_a_time_limit_that_holds_updates_back(limit_ms, refused):
+    """One that comes when its window has closed would be a second final; a limit of 0 holds nothing back."""
+    limit = {"op": "suppress", "name": "l", "until": "time_limit", "time_limit_ms": limit_ms}
+    job = {"name": "t", "source": "in", "sink": "out", "operators": [WINDOWED, limit, CLOSES | {"name": "c"}]}
+    if refused:
+        assert refusals(WINDOWED, limit, CLOSES | {"name": "c"}) == refused
+    else:
+        assert JobSpec.parse(job)
