@@ -49,10 +49,10 @@ def arrow_columns(body: bytes, max_bytes: int) -> Columns:
         raise InvalidRecords(problems[:MAX_PROBLEMS])
     return Columns(
         key=column["key"],
-        value=pc.ascii_trim_whitespace(column["value"].cast(pa.utf8())),
+        value=pc.ascii_trim_whitespace(column["value"].view(pa.utf8())),  # UTF-8 as `_bad_texts` found
         timestamp=column["timestamp"],
         partition=column["partition"],
-        headers=column["headers"].cast(pa.utf8()),
+        headers=column["headers"].view(pa.utf8()),
         pointer_to="/{}".format,
     )
 
@@ -91,7 +91,7 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _bad_texts(texts: pa.Array, member: str, decode: Callable[[bytes], object]) -> list[Problem]:
-    """A problem for each text that `decode` refuses. 7 M values/s where all are good."""
+    """A problem for each text that `decode` refuses. 5 M values/s where all are good."""
     problems: list[Problem] = []
     if texts.null_count == len(texts):
         return problems
@@ -99,7 +99,7 @@ def _bad_texts(texts: pa.Array, member: str, decode: Callable[[bytes], object]) 
         part = texts.slice(start, _SLICE_ROWS)
         try:
             deque(map(decode, part.drop_null().to_numpy(zero_copy_only=False).tolist()), maxlen=0)
-            pc.utf8_length(part.cast(pa.utf8()))
+            part.cast(pa.utf8())  # looks at every byte
         except (*_BAD, pa.ArrowInvalid):
             problems += _explained(part, start, member, decode)
         if len(problems) >= MAX_PROBLEMS:

@@ -12,12 +12,8 @@ from tests.task import Task, cut, job, outputs
 
 FAMILIES = ("table", "tumbling", "hopping", "session", "sliding")
 CASES = [case for family in FAMILIES for case in load(family)]
-CUTS = [None, 1, 2, 7, 1000]
-
-
-def cuts(*quick):
-    """Every cut; all but the quick ones are thorough."""
-    return [cut if cut in quick else pytest.param(cut, marks=pytest.mark.thorough) for cut in CUTS]
+OTHER_CUTS = [None, 1, 2, 1000]
+CUTS = [7, *OTHER_CUTS]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case["name"])
@@ -36,7 +32,7 @@ def test_the_oracle_drops_as_many_records_per_window(case):
     assert len(machine.dropped) == case["dropped_total"]
 
 
-@pytest.mark.parametrize("batch_records", cuts(7))
+@pytest.mark.parametrize("batch_records", [7, *(pytest.param(cut, marks=pytest.mark.thorough) for cut in OTHER_CUTS)])
 def test_the_chain_gives_the_outputs_and_drops_as_many(case, batch_records):
     sizes = itertools.repeat(batch_records or len(case["records"]))
     task = Task(job(case["job"]["operators"]), forget=True)
@@ -46,7 +42,8 @@ def test_the_chain_gives_the_outputs_and_drops_as_many(case, batch_records):
     assert sum(each.rows.num_rows for each in dropped) == case["dropped_total"]
 
 
-@pytest.mark.parametrize("batch_records", cuts(None))
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch_records", CUTS)
 def test_simulate_gives_the_outputs(case, batch_records):
     body = {"job": case["job"], "records": case["records"], "batch_records": batch_records}
     answer = simulate(SimulateRequest.model_validate(body))
