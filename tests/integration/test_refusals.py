@@ -124,7 +124,6 @@ OPERATORS: list[tuple[list[Json], str]] = [
     ([fn(fn="custom", aggregator="nobody", of=V)], "/operators/0/aggregates/x/aggregator"),
     ([fn(fn="sum", of=V, aggregator="nobody")], "/operators/0/aggregates/x/aggregator"),
     ([TABLE | {"emit": "on_window_close"}], "/operators/0/emit"),
-    ([WINDOWED | {"emit": "on_window_close", "updates": "last_per_batch"}], "/operators/0/updates"),
     ([WINDOWED | {"updates": "none"}], "/operators/0/updates"),
     # distinct: tumbling and session windows
     ([DISTINCT | {"window": None}], "/operators/0/window"),

@@ -65,13 +65,6 @@ class AggregateSpec(Spec):
             raise problem("on_window_close needs a window")
         return emit
 
-    @field_validator("updates")
-    @classmethod
-    def _are_said(cls, updates: str, info: ValidationInfo) -> str:
-        if updates == "last_per_batch" and info.data.get("emit") == "on_window_close":
-            raise problem("on_window_close says no updates, only what comes out at the end: leave it out")
-        return updates
-
 
 class Aggregate:
     """Runs an AggregateSpec."""

@@ -253,3 +253,13 @@ def test_net_changes_are_those_of_a_batch(sizes):
 def test_a_job_of_all_of_them_is_admitted():
     operators = [count(SESSION), AT_LEAST_2, AS_TEXT, final(), {**final(), "name": "again"}]
     assert len(JobSpec.parse({"name": "t", "source": "in", "operators": operators}).operators) == 5
+
+
+@pytest.mark.parametrize("window", [TUMBLING, SESSION])
+def test_what_comes_out_on_close_is_net_already(window):
+    """last_per_batch changes nothing there: each window is said once."""
+    records = [record("a", t) for t in (1, 3, 20, 22, 60)]
+    every = run_all(Task(job([count(window, emit="on_window_close")])), cut(records, [2, 3]))
+    net = run_all(Task(job([count(window, emit="on_window_close", updates="last_per_batch")])), cut(records, [2, 3]))
+    assert net == every
+    assert len(every) == 2
