@@ -108,6 +108,20 @@ class JobTask(BaseModel):
     positions: list[JobPosition]
 
 
+class DroppedCount(BaseModel):
+    """How many records an operator did not let through for one reason, since the job was made."""
+
+    operator: str
+    reason: str
+    records: int
+
+
+class DroppedView(Page[DroppedCount]):
+    """What a job dropped, by operator and reason."""
+
+    stream: Annotated[str | None, Field(description="Where the records are; null: the job does not keep them.")]
+
+
 class Transition(BaseModel):
     """A change of state."""
 
@@ -242,6 +256,12 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
 def list_tasks(request: Request, job: str, _: Reader) -> Response:
     """List a job's tasks: owner, epoch, positions."""
     return answer({"items": request.state.catalog.read(_tasks, job), "next": None})
+
+
+@router.get("/v1/jobs/{job:name}/dropped", responses={200: {"model": DroppedView}, **declared(401, 403, 404)})
+def list_dropped(request: Request, job: str, _: Reader) -> Response:
+    """Count what a job dropped, by operator and reason; with `keep_dropped` the records are in `stream`."""
+    return answer(request.state.catalog.read(_dropped, job))
 
 
 @router.get("/v1/jobs/{job:name}/errors", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
@@ -446,6 +466,17 @@ def _view(s: Session, job: Job) -> dict[str, Any]:
 def _tasks(s: Session, name: str) -> list[dict[str, Any]]:
     found = jobs.tasks_of(s, jobs.get_job(s, name).id)
     return [{**task, "stream_time": task["stream_time"] if task["stream_time"] >= 0 else None} for task in found]
+
+
+def _dropped(s: Session, name: str) -> dict[str, Any]:
+    job = jobs.get_job(s, name)
+    counted = jobs.metrics(s, job.id).get("dropped", {})
+    items = [
+        {"operator": operator, "reason": reason, "records": records}
+        for operator, reasons in sorted(counted.items())
+        for reason, records in sorted(reasons.items())
+    ]
+    return {"items": items, "next": None, "stream": f"{name}-dropped" if job.spec["keep_dropped"] else None}
 
 
 def _transitions(s: Session, name: str, limit: int, *, errors_only: bool = False) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ READS = [
     ("/v1/jobs/{job}/tasks", "/v1/jobs/copy/tasks"),
     ("/v1/jobs/{job}/metrics", "/v1/jobs/copy/metrics"),
     ("/v1/jobs/{job}/errors", "/v1/jobs/copy/errors"),
+    ("/v1/jobs/{job}/dropped", "/v1/jobs/copy/dropped"),
     ("/v1/jobs/{job}/history", "/v1/jobs/copy/history"),
     ("/v1/instances", "/v1/instances"),
     ("/v1/instances/{instance}", "/v1/instances/{id}"),

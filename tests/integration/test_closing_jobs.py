@@ -123,6 +123,11 @@ def test_a_later_record_for_what_was_closed_is_dropped_and_says_so(world: World)
     counted = world.call("GET", f"/v1/jobs/{job}/metrics")
     assert counted["dropped"] == {"visits": {"closed_idle": 1}}
     assert counted["counters"]["advances"]["idle"] == 2
+    assert world.call("GET", f"/v1/jobs/{job}/dropped") == {
+        "items": [{"operator": "visits", "reason": "closed_idle", "records": 1}],
+        "next": None,
+        "stream": f"{job}-dropped",
+    }
 
 
 def test_what_a_record_closes_says_stream_time(world: World) -> None:
