@@ -41,7 +41,7 @@ def deduplicate(name: str, source: str, sink: str, **more: Any) -> dict[str, Any
 
 
 def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, Any]:
-    """The job, once every position is at its end.
+    """The job, once every position is at its end and its replicas have applied what came of it.
 
     Raises:
         TimeoutError: it is not in time; the message holds the job as it stands.
@@ -53,9 +53,7 @@ def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, An
             found: dict[str, Any] = running.call("GET", path)
         except httpx.TransportError:
             continue
-        if found["state"] == "failed" or (
-            found["state"] == "running" and not any(position["lag"] for position in found["positions"])
-        ):
+        if found["state"] == "failed" or (found["state"] == "running" and found["caught_up"]):
             return found
     raise TimeoutError(f"{job} did not catch up: {running.call('GET', f'/v1/jobs/{job}')}")
 
