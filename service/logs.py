@@ -7,6 +7,10 @@ import logging
 import sys
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
+
+# What variables hold is people's records, and costs seconds to write out.
+_WITHOUT_LOCALS = ExceptionDictTransformer(show_locals=False)
 
 
 def configure(level: str) -> None:
@@ -15,7 +19,7 @@ def configure(level: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.dict_tracebacks,
+        structlog.processors.ExceptionRenderer(_WITHOUT_LOCALS),
     ]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(

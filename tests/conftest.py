@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 from hypothesis import settings
 
 from service.catalog.engine import Catalog, upgrade
@@ -19,6 +20,10 @@ from tests import services
 
 settings.register_profile("millrace", deadline=None)  # a busy machine is not a failing example
 settings.load_profile("millrace")
+
+# structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
+shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], shown])
 
 NAMES = count()
 DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
