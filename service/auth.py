@@ -4,6 +4,8 @@ Knows roles and the SHA-256 of a key. Refuses to know keys themselves: one is sh
 `reader < writer < admin`; `instance` stands apart (it may join, work and commit, nothing else).
 """
 
+import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -43,37 +45,65 @@ NOBODY = Caller("", "anonymous", "admin")  # authentication is off: whoever reac
 
 
 class KeyRing:
-    """The keys the catalog holds, remembered for `ttl_ms`; a revocation in this process is seen at once."""
+    """The keys the catalog holds, remembered for `ttl_ms`; a revocation in this process is seen at once.
+
+    All who show a key at the same time wait for one look at the catalog, and nobody does for a key that is in use: it
+    is looked up again behind their backs. Belongs to the event loop, but for `forget` and `hear`.
+    """
 
     def __init__(self, catalog: Catalog, *, ttl_ms: int) -> None:
         self._catalog = catalog
         self._ttl_s = ttl_ms / 1000
         self._known: dict[str, tuple[Caller, float]] = {}
+        self._asking: dict[str, asyncio.Task[Caller | None]] = {}
+        self._lock = threading.Lock()
 
     def at_hand(self, secret: str) -> Caller | None:
         """Whose key this is, if that is remembered."""
-        known = self._known.get(keys.digest(secret))
-        return known[0] if known is not None and known[1] > time.monotonic() else None
+        sha256 = keys.digest(secret)
+        caller, until_s = self._known.get(sha256, (None, 0.0))
+        left_s = until_s - time.monotonic()
+        if caller is None or left_s <= 0:
+            return None
+        if left_s < self._ttl_s / 2:
+            self._ask(sha256)
+        return caller
 
     async def caller(self, secret: str) -> Caller | None:
         """Whose key this is; None when there is no such key, or no longer."""
-        known = self.at_hand(secret)
-        if known is not None:
-            return known
-        sha256 = keys.digest(secret)
-        self._known.pop(sha256, None)
-        row = await run_in_threadpool(self._catalog.read, keys.find_key, sha256=sha256)
-        if row is None:
-            return None
-        if len(self._known) >= CACHED_KEYS:
-            self.forget()
-        caller = Caller(row.id, row.name, row.role)
-        self._known[sha256] = (caller, time.monotonic() + self._ttl_s)
-        return caller
+        return self.at_hand(secret) or await asyncio.shield(self._ask(keys.digest(secret)))
 
     def forget(self) -> None:
-        """Ask the catalog again for every key: one was revoked."""
-        self._known.clear()
+        """Ask the catalog again for every key: one was revoked. What it was asked before that counts for nothing."""
+        with self._lock:
+            self._known, self._asking = {}, {}
+
+    def _ask(self, sha256: str) -> asyncio.Task[Caller | None]:
+        task = self._asking.get(sha256)
+        if task is None:
+            task = self._asking[sha256] = asyncio.create_task(self._find(sha256))
+            until_s = time.monotonic() + self._ttl_s
+            task.add_done_callback(lambda done: self._keep(sha256, done, until_s))
+        return task
+
+    async def _find(self, sha256: str) -> Caller | None:
+        row = await run_in_threadpool(self._catalog.read, keys.find_key, sha256=sha256)
+        return None if row is None else Caller(row.id, row.name, row.role)
+
+    def _keep(self, sha256: str, done: asyncio.Task[Caller | None], until_s: float) -> None:
+        """Remember an answer, unless something was revoked since it was asked for."""
+        failed = done.cancelled() or done.exception() is not None  # who waits for it has the reason
+        with self._lock:
+            if self._asking.get(sha256) is not done:
+                return
+            del self._asking[sha256]
+            caller = None if failed else done.result()
+            if len(self._known) >= CACHED_KEYS:
+                self._known.clear()
+            if caller is not None:
+                self._known[sha256] = (caller, until_s)
+            elif not failed:
+                self._known.pop(sha256, None)
 
     def hear(self, topics: Iterable[str]) -> None:
         """A wake-up: forget when it is about keys, or may have been."""
