@@ -34,7 +34,7 @@ lint:
 	$(BIN)/python -m service.cli openapi --check
 
 unit:
-	$(BIN)/pytest tests/unit tests/conformance tests/property -m "not thorough and not services" --numprocesses 2
+	$(BIN)/pytest tests/unit tests/conformance tests/property -m "not thorough and not services" --hypothesis-profile quick --numprocesses 2
 
 # Debian's packages that the tests use for real; only what is missing is installed, and only as root.
 services:

@@ -19,6 +19,7 @@ from service.catalog.engine import Catalog, upgrade
 from tests import services
 
 settings.register_profile("millrace", deadline=None)  # a busy machine is not a failing example
+settings.register_profile("quick", deadline=None, max_examples=25)  # for `make check`
 settings.load_profile("millrace")
 
 # structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
