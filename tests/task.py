@@ -133,3 +133,14 @@ def outputs(result: ChainResult) -> list[Record]:
 def run_all(task: Task, batches: Iterable[pa.RecordBatch]) -> list[Record]:
     """The outputs of all batches."""
     return [record for batch in batches for record in outputs(task.run(batch))]
+
+
+def check_replay(topology: Topology, batches: Sequence[pa.RecordBatch], crash: int) -> None:
+    """A task whose first `crash` commits are replayed goes on as one that never stopped: same outputs, same state."""
+    undisturbed = Task(topology)
+    expected = [run_all(undisturbed, [batch]) for batch in batches]
+    restored = Task(topology)
+    for changes in undisturbed.changelog[:crash]:
+        restored.replay(changes)
+    assert run_all(restored, batches[crash:]) == [record for out in expected[crash:] for record in out]
+    assert restored.states == undisturbed.states

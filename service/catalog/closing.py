@@ -7,13 +7,13 @@ flush). It refuses to know what is open in a task and to which time it goes: its
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
 
-from sqlalchemy import bindparam, case, func, select
+from sqlalchemy import Row, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import Now, job_topic, progress_topic, wake
-from service.catalog.tables import Job, Json, Partition, Task, TaskPosition
+from service.catalog.tables import INPUT_PARTITION, Job, Json, Partition, Task, TaskPosition
 
 Reason = Literal["idle", "flush"]
 LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
@@ -60,13 +60,10 @@ class ToAdvance(NamedTuple):
 
 
 _POSITIONS = (
-    select(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position, Partition.end_offset)
-    .add_columns(Partition.published_ms)
+    select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
+    .add_columns(Partition.end_offset, Partition.published_ms)
     .join(Task, Task.id == TaskPosition.task_id)
-    .join(
-        Partition,
-        (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-    )
+    .join(Partition, INPUT_PARTITION)
     .where(Task.job_id == bindparam("job_id"))
 )
 _INPUTS = _POSITIONS.subquery()
@@ -78,26 +75,24 @@ _SILENCE = select(
 
 def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
     """Which of the tasks of a slot shall be told to advance."""
-    reasons: dict[str, Reason] = {}
-    is_waiting = False
+    flushing: dict[str, Reason] = {}
+    waiting: dict[str, Reason] = {}
     for task in tasks:
         if is_flush_due(task.flush_at, task.inputs):
-            reasons[task.id] = "flush"
-        elif idle_close_after_ms is not None and not task.is_closed and task.input_with_work is None:
-            reasons[task.id], is_waiting = "idle", True
-    if not is_waiting or idle_close_after_ms is None:
-        return ToAdvance(reasons, None)
+            flushing[task.id] = "flush"
+        elif not task.is_closed and task.input_with_work is None:
+            waiting[task.id] = "idle"
+    if idle_close_after_ms is None or not waiting:
+        return ToAdvance(flushing, None)
     left_ms = _until_idle_ms(s, job_id, idle_close_after_ms)
-    if left_ms > 0:
-        reasons = {task_id: reason for task_id, reason in reasons.items() if reason == "flush"}
-    return ToAdvance(reasons, max(left_ms, 0))
+    return ToAdvance(flushing if left_ms > 0 else flushing | waiting, max(left_ms, 0))
 
 
 def is_flush_due(flush_at: Json | None, inputs: Iterable[Reads]) -> bool:
     """Whether a flush was asked for and everything that was there then is read."""
     if flush_at is None:
         return False
-    return all(at.position >= flush_at.get(f"{at.stream_id}/{at.partition}", 0) for at in inputs)
+    return all(at.position >= flush_at.get(_name(at), 0) for at in inputs)
 
 
 def is_idle(s: Session, job: Job) -> bool:
@@ -113,13 +108,11 @@ def source_partitions(s: Session, job_ids: Collection[str]) -> set[tuple[str, in
 
 def ask_to_flush(s: Session, job_id: str, tasks: Iterable[Task]) -> None:
     """Have locked tasks close all that is open once they have read what is there now; asking again moves the mark."""
-    ends = {(row.stream_id, row.partition): row.end_offset for row in s.execute(_POSITIONS, {"job_id": job_id})}
-    positions = select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition)
-    by_task: dict[str, Json] = {}
-    for task_id, *at in s.execute(positions.join(Task).where(Task.job_id == job_id)):
-        by_task.setdefault(task_id, {})["/".join(map(str, at))] = ends[at[0], at[1]]
+    ends: dict[str, Json] = {}
+    for at in s.execute(_POSITIONS, {"job_id": job_id}):
+        ends.setdefault(at.task_id, {})[_name(at)] = at.end_offset
     for task in tasks:
-        task.flush_at = by_task[task.id]
+        task.flush_at = ends[task.id]
     wake(s, job_topic(job_id), progress_topic(job_id))
 
 
@@ -132,6 +125,11 @@ def note(task: Task, advance: Advance, at_ms: int) -> None:
     task.is_closed = True
     if reason == "flush":
         task.flush_at = None
+
+
+def _name(at: Reads | Row[Any]) -> str:
+    """An input, as `flush_at` names it."""
+    return f"{at.stream_id}/{at.partition}"
 
 
 def _until_idle_ms(s: Session, job_id: str, idle_close_after_ms: int) -> int:

@@ -21,6 +21,7 @@ from service.catalog.closing import ask_to_flush
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
 from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
 from service.catalog.tables import (
+    INPUT_PARTITION,
     ChunkRow,
     Job,
     JobStream,
@@ -280,10 +281,7 @@ def _inputs(job_id: str) -> Select[str]:
     return (
         select(Task.id)
         .join(TaskPosition, TaskPosition.task_id == Task.id)
-        .join(
-            Partition,
-            (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-        )
+        .join(Partition, INPUT_PARTITION)
         .where(Task.job_id == job_id)
     )
 

@@ -15,7 +15,18 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
-from service.catalog.tables import Instance, Job, Json, Partition, Rebalance, Slot, Store, Task, TaskPosition
+from service.catalog.tables import (
+    INPUT_PARTITION,
+    Instance,
+    Job,
+    Json,
+    Partition,
+    Rebalance,
+    Slot,
+    Store,
+    Task,
+    TaskPosition,
+)
 
 
 class TaskFigures(NamedTuple):
@@ -125,10 +136,7 @@ def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStor
 
 _LAG = (
     select(TaskPosition.task_id, func.sum(Partition.end_offset - TaskPosition.position))
-    .join(
-        Partition,
-        (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-    )
+    .join(Partition, INPUT_PARTITION)
     .group_by(TaskPosition.task_id)
 )
 _REBALANCES = select(Job.name, func.count()).join(Rebalance, Rebalance.job_id == Job.id).group_by(Job.name)

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog.jobs import streams_of
-from service.catalog.tables import Instance, Job, Json, Partition, Slot, Store, Task, TaskPosition
+from service.catalog.tables import INPUT_PARTITION, Instance, Job, Json, Partition, Slot, Store, Task, TaskPosition
 from service.streams.errors import UnknownStore
 
 
@@ -127,10 +127,7 @@ def _partitions(s: Session, store: Store) -> list[StorePartition]:
         found[task_id] = StorePartition(partition, name, stream_time, at, end, slot_id, *instance)
     inputs = (
         select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.position, Partition.end_offset)
-        .join(
-            Partition,
-            (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-        )
+        .join(Partition, INPUT_PARTITION)
         .join(Task, Task.id == TaskPosition.task_id)
         .where(Task.job_id == store.job_id, Task.sub_topology == store.sub_topology)
     )

@@ -269,6 +269,10 @@ class TaskPosition(Table):
     position: Mapped[int]
 
 
+# How an input of a task joins the partition that it is.
+INPUT_PARTITION = (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition)
+
+
 class Instance(Table):
     """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is."""
 

@@ -24,7 +24,7 @@ from service.catalog import closing
 from service.catalog.closing import Advance, Reason
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
-from service.catalog.tables import Job, Json, Partition, Skip, Store, Task, TaskPosition
+from service.catalog.tables import INPUT_PARTITION, Job, Json, Partition, Skip, Store, Task, TaskPosition
 from service.streams import measures
 from service.streams.records import ChunkMeta
 
@@ -113,10 +113,7 @@ _OWNED = (
     .add_columns(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
     .add_columns(Partition.start_offset, Partition.end_offset)
     .join(TaskPosition, TaskPosition.task_id == Task.id)
-    .join(
-        Partition,
-        (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-    )
+    .join(Partition, INPUT_PARTITION)
     .where(Task.slot_id == bindparam("slot_id"))
     .order_by(Task.sub_topology, Task.partition, TaskPosition.stream_id)
 )
@@ -248,10 +245,7 @@ class _Committing:
         query = (
             select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
             .add_columns(Partition.start_offset, Partition.end_offset)
-            .join(
-                Partition,
-                (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition),
-            )
+            .join(Partition, INPUT_PARTITION)
             .where(TaskPosition.task_id.in_(sorted(self._tasks)))
         )
         return {(row[0], row[1], row[2]): Input(*row[1:]) for row in self._s.execute(query)}

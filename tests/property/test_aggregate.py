@@ -1,6 +1,5 @@
 """aggregate is a deterministic function of (state, ordered records): equal to the oracle, however it is run."""
 
-import itertools
 import json
 from collections import Counter
 
@@ -12,7 +11,7 @@ from service.streams.operators import into_sessions
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Query, read, read_page
 from tests import naive, naive_windows, strategies
-from tests.task import Task, batch_of, cut, job, outputs, run_all
+from tests.task import Task, batch_of, check_replay, cut, job, outputs, run_all
 
 STORE = "t-agg"
 WINDOWED = ("tumbling", "hopping", "sliding", "session")
@@ -126,14 +125,7 @@ def test_last_per_batch_is_the_net_change_of_each_batch(operator, records, sizes
 def test_a_replay_from_any_commit_continues_as_if_nothing_had_happened(operator, records, sizes, data):
     topology = job([operator])
     batches = cut(records, sizes)
-    undisturbed = Task(topology)
-    expected = [run_all(undisturbed, [batch]) for batch in batches]
-    crash = data.draw(st.integers(0, len(batches)))
-    restored = Task(topology)
-    for changes in undisturbed.changelog[:crash]:
-        restored.replay(changes)
-    assert run_all(restored, batches[crash:]) == list(itertools.chain(*expected[crash:]))
-    assert restored.states == undisturbed.states
+    check_replay(topology, batches, crash=data.draw(st.integers(0, len(batches))))
 
 
 @given(strategies.aggregations(kinds=WINDOWED), strategies.aggregations(name="then"), strategies.arrivals(), st.data())

@@ -1,13 +1,12 @@
 """Final means final: suppress behind a windowed aggregate, through the whole chain."""
 
-import itertools
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import naive, strategies
-from tests.task import Task, batch_of, cut, job, outputs, run_all
+from tests.task import Task, batch_of, check_replay, cut, job, outputs, run_all
 
 small = st.integers(1, 6)
 graces = st.sampled_from([0, 1, 5])
@@ -59,14 +58,7 @@ def test_finals_equal_the_oracle_and_come_once_however_the_input_is_cut(operator
 @given(finals(), strategies.records, strategies.batch_sizes, st.data())
 def test_a_replay_from_any_commit_says_no_final_twice(operators, records, sizes, data):
     topology, batches = job(operators), cut(records, sizes)
-    undisturbed = Task(topology)
-    expected = [run_all(undisturbed, [batch]) for batch in batches]
-    crash = data.draw(st.integers(0, len(batches)))
-    restored = Task(topology)
-    for changes in undisturbed.changelog[:crash]:
-        restored.replay(changes)
-    assert run_all(restored, batches[crash:]) == list(itertools.chain(*expected[crash:]))
-    assert restored.states == undisturbed.states
+    check_replay(topology, batches, crash=data.draw(st.integers(0, len(batches))))
 
 
 @given(finals(), strategies.records, strategies.batch_sizes, st.data())

@@ -1,12 +1,10 @@
 """Operators are deterministic functions of (state, ordered records): equal to the oracle, however they are run."""
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import naive, strategies
-from tests.task import Task, batch_of, cut, job, run_all
+from tests.task import Task, batch_of, check_replay, cut, job, run_all
 
 
 @given(strategies.deduplications(), strategies.records)
@@ -33,14 +31,7 @@ def test_any_cut_into_batches_gives_the_same_output_and_state(operators, records
 def test_a_replay_from_any_commit_continues_as_if_nothing_had_happened(operators, records, sizes, data):
     topology = job(operators)
     batches = cut(records, sizes)
-    undisturbed = Task(topology)
-    expected = [run_all(undisturbed, [batch]) for batch in batches]
-    crash = data.draw(st.integers(0, len(batches)))
-    restored = Task(topology)
-    for changes in undisturbed.changelog[:crash]:
-        restored.replay(changes)
-    assert run_all(restored, batches[crash:]) == list(itertools.chain(*expected[crash:]))
-    assert restored.states == undisturbed.states
+    check_replay(topology, batches, crash=data.draw(st.integers(0, len(batches))))
 
 
 @given(strategies.chains(), strategies.record_lists(failing=True), strategies.batch_sizes)
