@@ -87,7 +87,7 @@ def _open(settings: Settings) -> State:
     )
     every_s = settings.collect_every_ms / 1000
     loops = [
-        Loop("coordinator", settings.tick_ms / 1000, lambda: coordinator.tick(catalog, lease_ms=settings.lease_ms)),
+        Loop("coordinator", settings.tick_ms / 1000, lambda: _tick(catalog, settings)),
         Loop("collector", every_s, collector.run_once),
     ]
     if (redis_url := settings.redis_url) is not None:
@@ -107,6 +107,10 @@ def _open(settings: Settings) -> State:
         rounds=Rounds(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
     )
+
+
+def _tick(catalog: Catalog, settings: Settings) -> int:
+    return coordinator.tick(catalog, lease_ms=settings.lease_ms, initial_delay_ms=settings.initial_rebalance_delay_ms)
 
 
 def _source(settings: Settings) -> OnDisk | InRedis:

@@ -46,6 +46,7 @@ from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 SESSION_TIMEOUT_MS = 10_000
+NO_DELAY_MS = 0
 LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 SEEN = "coordinator_seen_ms"
@@ -174,7 +175,12 @@ def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[
 def _wanted_jobs(s: Session, cores: int) -> list[Json]:
     """The jobs that want slots, and how many on an instance with this many cores."""
     rows = s.execute(_WANTED_JOBS)
-    return [{"id": i, "name": name, "slots": min(wanted or cores, n)} for i, name, wanted, n in rows]
+    return [{"id": i, "name": name, "slots": _slots_on(cores, wanted, n)} for i, name, wanted, n in rows]
+
+
+def _slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
+    """How many slots of a job an instance runs."""
+    return min(parallelism or cores, tasks)
 
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
@@ -196,19 +202,30 @@ def _is_due(left_ms: int, lease_ms: int) -> bool:
 
 
 def join_slot(
-    s: Session, instance_id: str, *, job_id: str, slot_id: str, index: int, lease_ms: int = SESSION_TIMEOUT_MS
+    s: Session,
+    instance_id: str,
+    *,
+    job_id: str,
+    slot_id: str,
+    index: int,
+    lease_ms: int = SESSION_TIMEOUT_MS,
+    initial_delay_ms: int = NO_DELAY_MS,
 ) -> Json:
     """Let a slot in, in the place of any with the same instance, job and index; answers what it needs to run.
 
-    Joining again under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone,
-    IllegalTransition (the job wants no slots).
+    For `initial_delay_ms` after the first slot of a job, those that are to follow keep their shares free (Kafka's
+    group.initial.rebalance.delay.ms), so that the first does not begin with what it has to give away. Joining again
+    under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone, IllegalTransition (the
+    job wants no slots).
     """
     job = lock_job(s, job_id=job_id)
     slot = s.get(Slot, slot_id)
     if slot is not None and slot.state != LIVE:
         raise InstanceGone(f"Slot {slot_id}")
     if slot is None:
-        _admit(s, job, instance_id, slot_id, index, lease_ms)
+        former = _admit(s, job, instance_id, slot_id, index, lease_ms)
+        reason = "a slot was started again" if former else "a slot joined"
+        rebalance(s, job, reason, _awaited(s, job, initial_delay_ms))
     return _describe_slot(s, job, slot_id, lease_ms)
 
 
@@ -225,7 +242,8 @@ def leave_slot(s: Session, slot_id: str) -> None:
     _end_slots(s, [slot_id], "a slot left")
 
 
-def _admit(s: Session, job: Job, instance_id: str, slot_id: str, index: int, lease_ms: int) -> None:
+def _admit(s: Session, job: Job, instance_id: str, slot_id: str, index: int, lease_ms: int) -> Sequence[str]:
+    """Returns the slots whose place it takes."""
     instance = s.get(Instance, instance_id)
     if instance is None:
         raise UnknownInstance(instance_id)
@@ -241,7 +259,19 @@ def _admit(s: Session, job: Job, instance_id: str, slot_id: str, index: int, lea
     slot.lease_ms, slot.lease_until_ms, slot.joined_ms = lease_ms, at + lease_ms, at
     s.add(slot)
     s.flush()
-    rebalance(s, job, "a slot was started again" if former else "a slot joined")
+    return former
+
+
+def _awaited(s: Session, job: Job, initial_delay_ms: int) -> list[sticky.Member]:
+    """The slots that should join within moments, as those of all live instances start together."""
+    members = _members(s, job)
+    if now_ms(s) - members[0].joined_ms >= initial_delay_ms:
+        return []
+    there = {(slot.instance_id, slot.slot_index) for slot in members}
+    tasks = s.scalars(select(func.count()).where(Task.job_id == job.id)).one()
+    live = s.execute(select(Instance.id, Instance.cores).where(Instance.state == LIVE).order_by(Instance.id))
+    places = [(at, index) for at, cores in live for index in range(_slots_on(cores, job.parallelism, tasks))]
+    return [sticky.Member(f"{at}/{index}", at) for at, index in places if (at, index) not in there]
 
 
 def _lock_slots(s: Session, which: ColumnElement[bool]) -> Sequence[Slot]:
@@ -462,19 +492,22 @@ def change_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reas
     _end_slots(s, s.scalars(live).all(), "the job was changed")
 
 
-def rebalance(s: Session, job: Job, reason: str) -> None:
-    """Decide anew who should own the tasks of a locked job; what has no owner is given out at once."""
+def rebalance(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member] = ()) -> None:
+    """Decide anew who should own the tasks of a locked job; what has no owner is given out at once.
+
+    The shares of slots that are `awaited` stay free.
+    """
     if job.state in STAFFED:
-        _assign(s, job, reason)
+        _assign(s, job, reason, awaited)
     s.flush()
     settle(s, job)
 
 
-def _assign(s: Session, job: Job, reason: str) -> None:
+def _assign(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member]) -> None:
     tasks, members, at = lock_tasks(s, job.id), _members(s, job), now_ms(s)
     slots = {slot.id: slot for slot in members}
     wanted = sticky.assign(
-        [sticky.Member(slot.id, slot.instance_id) for slot in members],
+        [*(sticky.Member(slot.id, slot.instance_id) for slot in members), *awaited],
         [
             sticky.TaskToAssign(task.id, task.sub_topology, task.slot_id, task.last_instance_id)
             for task in sorted(tasks, key=lambda task: (task.sub_topology, task.partition))
@@ -486,7 +519,7 @@ def _assign(s: Session, job: Job, reason: str) -> None:
         target = None if to is None or task.slot_id in {None, to.id} else to.id
         if to is not None and (task.slot_id is None or target != task.target_slot_id):
             moved[task.name] = {"from": task.slot_id, "to": to.id}
-        if task.slot_id is None:
+        if task.slot_id is None and to is not None:
             _give(task, to, at)
         task.target_slot_id = target
     if moved:
@@ -520,26 +553,28 @@ def _members(s: Session, job: Job) -> Sequence[Slot]:
 # ---------------------------------------------------------------- the coordinator's own round
 
 
-def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS) -> int:
-    """One round: evict members whose lease ran out, and give out tasks without an owner. Returns who was evicted.
+def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_ms: int = NO_DELAY_MS) -> int:
+    """One round: evict members whose lease ran out, and give out tasks without an owner, those too whose slot did not
+    follow the first within `initial_delay_ms`. Returns who was evicted.
 
     After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
     every lease starts again. A round with nothing to do is read-only.
     """
-    return catalog.write(_tick, lease_ms=lease_ms) if catalog.read(_is_tick_due, lease_ms=lease_ms) else 0
+    how = {"lease_ms": lease_ms, "initial_delay_ms": initial_delay_ms}
+    return catalog.write(_tick, **how) if catalog.read(_is_tick_due, **how) else 0
 
 
-def _is_tick_due(s: Session, *, lease_ms: int) -> bool:
+def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
     at = now_ms(s)
     seen = s.scalars(select(Meta.value).where(Meta.name == SEEN)).one_or_none()
     if seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
         return True
     expired = select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)
     gone = select(Instance.id).where(Instance.state.in_(PRESENT), Instance.lease_until_ms < at)
-    return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs()))
+    return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs(at - initial_delay_ms)))
 
 
-def _tick(s: Session, *, lease_ms: int) -> int:
+def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
     at = now_ms(s)
     seen = s.scalars(select(Meta).where(Meta.name == SEEN).with_for_update()).one_or_none()
     if seen is None or at - int(seen.value) > lease_ms:
@@ -549,7 +584,7 @@ def _tick(s: Session, *, lease_ms: int) -> int:
     seen.value = str(at)
     evicted = _evict_instances(s, at) + _evict_slots(s, at)
     s.execute(delete(Slot).where(Slot.state == GONE, Slot.gone_ms < at - GONE_SLOTS_KEPT_MS))
-    for job_id in s.scalars(_stuck_jobs()).all():
+    for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
     return evicted
 
@@ -577,10 +612,10 @@ def _evict_slots(s: Session, at: int) -> int:
     return _end_slots(s, expired, "a slot was lost", only_expired=True) if expired else 0
 
 
-def _stuck_jobs() -> Select[str]:
-    """Jobs with a task that nobody owns although a slot is alive, and jobs that drain with no slot left."""
+def _stuck_jobs(before_ms: int) -> Select[str]:
+    """Jobs with a task that nobody owns although a slot has been alive since, and that drain with no slot left."""
     has_slot = exists().where(Slot.job_id == Job.id, Slot.state == LIVE, Instance.state == LIVE)
-    has_slot = has_slot.where(Instance.id == Slot.instance_id)
+    has_slot = has_slot.where(Instance.id == Slot.instance_id, Slot.joined_ms <= before_ms)
     has_free_task = exists().where(Task.job_id == Job.id, Task.slot_id.is_(None))
     is_stuck = Job.state.in_(STAFFED) & has_free_task & has_slot
     is_drained = (Job.state == DRAINING) & ~exists().where(Slot.job_id == Job.id, Slot.state == LIVE)

@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
     lease_ms: int = Field(default=10_000, ge=1_000)
     tick_ms: int = Field(default=1_000, ge=50)
+    initial_rebalance_delay_ms: int = Field(default=1_000, ge=0)  # how long a job's first slot waits for the others
     collect_every_ms: int = Field(default=60_000, ge=100)
     delete_delay_ms: int = Field(default=3_600_000, ge=0)
     pending_ttl_ms: int = Field(default=3_600_000, ge=1_000)

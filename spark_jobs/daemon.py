@@ -21,6 +21,7 @@ _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+_ONE_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # Arrow's own gives memory back within milliseconds
 _HEAVY = (
     "duckdb",
     "httpx",
@@ -41,7 +42,7 @@ class ThreadsBeforeFork(Exception):
 
 def load() -> None:
     """Import everything, compile nothing: kernels come from the cache that `make install` filled."""
-    os.environ.update(_ONE_THREAD)
+    os.environ.update(_ONE_THREAD | _ONE_ALLOCATOR)
     _forget_archives()
     for name in _HEAVY:
         importlib.import_module(name)
@@ -49,6 +50,7 @@ def load() -> None:
     from spark_jobs import memory
 
     kernels.warm()
+    memory.hold()
     memory.hand_back()  # 8 MB that imports needed for a moment, times the number of slots
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     if threads > 1:

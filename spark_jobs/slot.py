@@ -49,7 +49,7 @@ from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
-ROUND_S: Final = 1.0  # a round that takes longer commits what it has, between two tasks
+ROUND_S: Final = 0.25  # a round that takes longer ends between two tasks: those that are left may have to move
 SWELLS_RECORDS: Final = 10_000  # a batch that leaves memory worth giving back
 RESTORE_RECORDS: Final = 200_000  # changes asked for at once
 RESTORE_BESIDE_S: Final = 0.03
@@ -134,6 +134,7 @@ class OwnedTask:
     not_before_s: float = 0.0
     has_failed: bool = False
     has_backlog: bool = False  # it has more to say of what it has read, before it reads on
+    ran_s: float = 0.0
     since_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -336,20 +337,21 @@ class Slot:
     # ------------------------------------------------------------ run
 
     def _run_round(self) -> None:
-        """Run every task that has something to do, then commit; a long round commits in between."""
+        """Run the tasks that have something to do, those first that have waited longest, then commit."""
         ready = [task for task in self._tasks.values() if task.is_due and task.is_ready]
         self._has_full_batch = any(task.has_backlog or self._is_full(task.now.work) for task in ready)
         if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
             return
         self._round_start_s = since_s = time.monotonic()
         written: list[_Written] = []
-        for task in ready:
+        for task in sorted(ready, key=lambda task: task.ran_s):
+            if written and time.monotonic() - since_s > ROUND_S:
+                self._round_start_s = since_s - self._interval_s  # the rest has waited for its round already
+                break
+            task.ran_s = time.monotonic()
             self._pulse.beat()
             with self._border(task):
                 written.append(self._run_task(task))
-            if time.monotonic() - since_s > ROUND_S:
-                self._commit(written)
-                written, since_s = [], time.monotonic()
         self._commit(written)
         if len(self._spare) < SPARE_SEGMENTS:
             self._spare += self._api.register_segments(self._path, SEGMENTS_AT_ONCE)

@@ -53,6 +53,7 @@ class Serving:
 @contextmanager
 def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Serving]:
     """Serve until the block ends; `settings` override the defaults."""
+    settings = {"initial_rebalance_delay_ms": 0} | settings  # tests run as many slots as they need, not all
     chosen = Settings(data_dir=folder, database_url=database_url, **settings)
     catalog = Catalog(database_url)
     secrets = {role: catalog.write(keys.create_key, role, role)[1] for role in ROLES}

@@ -364,6 +364,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         slot_id=body.slot,
         index=body.index,
         lease_ms=state.settings.lease_ms,
+        initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )
     return answer({**found, "lineage": state.catalog.lineage})
 

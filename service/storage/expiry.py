@@ -8,13 +8,13 @@ name is given once. What expires costs what it takes to look at it: nobody ever 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from service.streams.codec import NEVER
-from service.streams.expiry import expires_after
+from service.streams.expiry import expires_after, is_timed
 from service.streams.records import CHANGELOG_SCHEMA, StoreSpec
 
 SLICE_KEYS = 1024
@@ -48,14 +48,21 @@ def keys_in(packed: bytes) -> list[bytes]:
     return as_list(keys)
 
 
-def expired(store: StoreSpec, obs: int, keys: list[bytes], values: list[bytes | None]) -> list[bytes]:
-    """The keys of entries that stream time has expired; None: it is not there any more.
+def expired(
+    store: StoreSpec, obs: int, keys: list[bytes], read: Callable[[list[bytes]], Sequence[bytes | None]]
+) -> list[bytes]:
+    """Of the keys in lists that are due, those of entries that stream time has expired.
 
-    The entry itself is asked: one that was overwritten since has a later list of its own.
+    Where an entry's time is not in its key the entry itself is asked, by `read` (None: it is not there any more): one
+    that was overwritten since has a later list of its own.
     """
-    columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    unsure = [key for key in keys if not is_timed(key)]
+    if not unsure:
+        return keys
+    columns = [pa.array(unsure, pa.binary()), pa.array(read(unsure), pa.binary())]
     entries = pa.RecordBatch.from_arrays(columns, schema=CHANGELOG_SCHEMA)
-    return [keys[row] for row in np.flatnonzero(expires_after(store, entries) < obs).tolist()]
+    over = [unsure[row] for row in np.flatnonzero(expires_after(store, entries) < obs).tolist()]
+    return over + [key for key in keys if is_timed(key)]
 
 
 def as_list(column: pa.Array) -> list[bytes]:

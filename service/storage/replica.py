@@ -174,8 +174,8 @@ class Replica:
             while budget_keys > 0 and lists.first() and bytes(lists.key()) < bound:
                 keys = expiry.keys_in(bytes(lists.value()))
                 lists.delete()
-                for key in expiry.expired(self._store, obs, keys, [get(key) for key in keys]):
-                    tx.delete(key)
+                for over in expiry.expired(self._store, obs, keys, lambda unsure: [get(key) for key in unsure]):
+                    tx.delete(over)
                 budget_keys -= len(keys)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -248,8 +249,8 @@ class View:
         keys = [key for packed in found for key in expiry.keys_in(packed[_NAME_BYTES:])]
         if not keys:
             return [], []
-        values: Any = self._client.hmget(self._names.values, keys)
-        return [packed[:_NAME_BYTES] for packed in found], expiry.expired(self._store, obs, keys, values)
+        read: Any = functools.partial(self._client.hmget, self._names.values)
+        return [packed[:_NAME_BYTES] for packed in found], expiry.expired(self._store, obs, keys, read)
 
 
 class ViewReader:

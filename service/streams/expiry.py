@@ -21,6 +21,7 @@ from service.streams.records import StoreSpec
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+_TIMED = frozenset({store_keys.WINDOW, store_keys.SESSION})
 _LAST_END_AT = HEADER.fields["last_end"][1] if HEADER.fields else 0
 
 
@@ -33,6 +34,11 @@ def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
     times = _times(changes.column("key"), changes.column("value"))
     lives = (times != NEVER) & (times <= NEVER - store.interval_ms)
     return np.where(lives, times + store.interval_ms, NEVER) if lives.any() else np.full(len(times), NEVER)
+
+
+def is_timed(key: bytes) -> bool:
+    """Whether the time of an entry is in its store key, so that it never changes."""
+    return key[:1] in _TIMED
 
 
 def _times(keys: pa.Array, values: pa.Array) -> Int64s:

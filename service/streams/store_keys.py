@@ -149,14 +149,17 @@ def fixed(values: npt.NDArray[np.generic], width: int) -> pa.Array:
 def changelog(parts: list[tuple[pa.Array, pa.Array]], obs: int | None) -> pa.RecordBatch | None:
     """Changes to a store (CHANGELOG_SCHEMA), sorted: stream time where it moved, and (keys, values) in any order.
 
-    No key may occur twice; values are binary, null = deleted. None when nothing changed.
+    No key may occur twice; values are binary, null = deleted. None when nothing changed. Parts that are in order
+    already, as entries of ordered stores are, cost nothing to sort.
     """
     if obs is not None:
         parts = [*parts, (pa.array([OBS_KEY], pa.binary()), pa.array([pack_obs(obs)], pa.binary()))]
-    parts = [(keys, values) for keys, values in parts if len(keys)]
+    parts = sorted((part for part in parts if len(part[0])), key=lambda part: part[0][0].as_py())
     if not parts:
         return None
     keys, values = (pa.concat_arrays([part[i] for part in parts]) for i in (0, 1))
+    if pc.all(pc.less(keys[:-1], keys[1:])).as_py() is not False:
+        return pa.RecordBatch.from_arrays([keys, values], schema=CHANGELOG_SCHEMA)
     order = pc.array_sort_indices(keys)
     return pa.RecordBatch.from_arrays([keys.take(order), values.take(order)], schema=CHANGELOG_SCHEMA)
 

@@ -161,6 +161,17 @@ def test_under_load_commits_keep_their_distance(world: World) -> None:
     assert time.monotonic() - first > 0.5
 
 
+def test_a_long_round_ends_early_and_nobody_starves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round runs one task only: those that have waited longest come first, without a pause in between."""
+    monkeypatch.setattr(slots, "ROUND_S", 0.0)
+    slot = world.slot(world.job(commit_interval_ms=60_000, max_batch_records=1))
+    world.post(1, 2, 3)
+    world.post(4, 5, 6, partition=1)
+    turn_until(slot, lambda: len(world.all_out()) >= 4, turns=6)
+    assert sorted(world.all_out()) == [1, 2, 4, 5]
+    turn_until(slot, lambda: len(world.all_out()) == 6, turns=3)
+
+
 def test_a_full_batch_does_not_wait(world: World) -> None:
     slot = world.slot(world.job(commit_interval_ms=60_000, max_batch_records=2))
     world.post(1)

@@ -40,6 +40,43 @@ def assign(timestamps, closes, size, advance, rows, starts, dropped, dropped_end
     return count, lost
 
 
+@nb.njit(nb.int32(nb.uint64), cache=True)
+def ones(word):  # type: ignore[no-untyped-def]
+    """How many bits of a word are set."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int32((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@nb.njit(
+    nb.types.Tuple((nb.int32[::1], nb.int64[::1], nb.int32[::1]))(_INT32S, _INT64S, nb.int64, nb.uint64[::1]),
+    cache=True,
+)
+def rank(ids, steps, width, bits):  # type: ignore[no-untyped-def]
+    """The distinct pairs of an id and a step below `width`, in order, as two arrays, and the place of each given pair.
+
+    `bits`: zeros, one bit for every pair that could be (id * width + step): small enough to stay in the cache, where a
+    table of places would not.
+    """
+    one = np.uint64(1)
+    for i in range(len(ids)):
+        pair = ids[i] * width + steps[i]
+        bits[pair >> 6] |= one << np.uint64(pair & 63)
+    before = np.empty(len(bits), np.int32)
+    count = np.int32(0)
+    for word in range(len(bits)):
+        before[word] = count
+        count += ones(bits[word])
+    of_ids, of_steps, places = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(len(ids), np.int32)
+    for i in range(len(ids)):
+        pair = ids[i] * width + steps[i]
+        word = pair >> 6
+        place = before[word] + ones(bits[word] & ((one << np.uint64(pair & 63)) - one))
+        places[i], of_ids[place], of_steps[place] = place, ids[i], steps[i]
+    return of_ids, of_steps, places
+
+
 @nb.njit(
     nb.void(_INT32S, _INT64S, _INT64S, _INT32S, _INT64S, _INT64S, nb.bool_[::1]),
     cache=True,

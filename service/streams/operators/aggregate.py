@@ -6,24 +6,24 @@ It knows when results go on and as what (semantics.md); who belongs together is 
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams import codec, measures, store_keys
+from service.streams import measures, store_keys
 from service.streams.kernels import windows as kernel
 from service.streams.operators.aggregates import Aggregates, State, taken
 from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
 from service.streams.operators.functions import Events, FunctionSpec
-from service.streams.operators.grouping import Changes, Feed, Flags, Gathered, Gatherer, Int64s, TooMany
+from service.streams.operators.grouping import Feed, Flags, Gathered, Gatherer, Int64s, TooMany
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, stream_time
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
 from service.streams.operators.map_values import FieldName
 from service.streams.operators.step import NO_CAUSE, Evaluated, OnError, Step, evaluate_for
 from service.streams.operators.windows import (
@@ -36,7 +36,6 @@ from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 
 _NOT_SAID = np.int32(-1)
-_LAST_END_KEY: Final = b"\x02last"  # of all windows that ever were the highest end
 
 
 class AggregateSpec(Spec):
@@ -115,12 +114,11 @@ class Aggregate:
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
-        now = stream_time(state)
-        packed = state.get(_LAST_END_KEY)
-        if self.window is None or packed is None:
+        last = last_end(state)
+        if self.window is None or last is None:
             return None
-        time = codec.unpack_obs(packed) + self.delay_ms + self.is_end_inclusive
-        return time if now < time <= MAX_INT64 else None
+        time = last + self.delay_ms + self.is_end_inclusive
+        return time if stream_time(state) < time <= MAX_INT64 else None
 
     def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
         """The records that pass the null check: only these are looked at, and move stream time."""
@@ -165,7 +163,7 @@ class Aggregate:
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),
             *time.changes(after),
-            *_last_end(gathered, state),
+            *last_end_after(gathered.updates.ends, state),
         ]
         late = self._late(rows, gathered, by_records)
         return Step(
@@ -291,11 +289,3 @@ def _kept(
         return rows, running, by_records, results
     flags = is_kept.to_numpy(zero_copy_only=False)
     return rows.filter(is_kept), running[flags], by_records[flags], results.filter(is_kept)
-
-
-def _last_end(gathered: Gathered, state: StateReader) -> Changes:
-    """The highest end of a window, where it rose."""
-    packed, ends = state.get(_LAST_END_KEY), gathered.updates.ends
-    if not len(ends) or (packed is not None and codec.unpack_obs(packed) >= int(ends.max())):
-        return []
-    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(int(ends.max()))], pa.binary()))]

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from service.streams import codec, store_keys
+from service.streams import store_keys
 from service.streams.entries import EntryCodec
 from service.streams.kernels import distinct as kernel
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, stream_time
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
 from service.streams.operators.step import Step
 from service.streams.operators.windows import SessionWindow, TumblingWindow, closing_delay_ms
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
@@ -27,7 +27,6 @@ from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 Int64s = npt.NDArray[np.int64]
 Part = tuple[pa.Array, pa.Array]  # store keys and values
 
-_LAST_END_KEY: Final = b"\x02last"  # of all windows that ever were the highest end
 _ABSENT: Final = b""
 _PAST_ALL: Final = b"\xff" * 9  # behind all times
 _ENTRIES = EntryCodec(["<i8"])  # the timestamp of a window's first record, of a session's last
@@ -87,7 +86,11 @@ class Distinct:
         else:
             judged = _judge_windows(arrivals, self.window.size_ms, state)
         dropped = self._dropped(arrivals, judged, time.running[is_kept.to_numpy(zero_copy_only=False)])
-        parts = [*judged.entries, *time.changes(keyed.now), *_last_end(judged, state)]
+        parts = [
+            *judged.entries,
+            *time.changes(keyed.now),
+            *last_end_after(judged.ends[judged.verdicts != kernel.LATE], state),
+        ]
         changes = store_keys.changelog(parts, keyed.now if keyed.now != keyed.before else None)
         return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped], keyed.lateness)
 
@@ -100,10 +103,10 @@ class Distinct:
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
-        packed = state.get(_LAST_END_KEY)
-        if packed is None:
+        last = last_end(state)
+        if last is None:
             return None
-        time = codec.unpack_obs(packed) + self.delay_ms + self.is_end_inclusive
+        time = last + self.delay_ms + self.is_end_inclusive
         return time if stream_time(state) < time <= MAX_INT64 else None
 
     def _dropped(self, arrivals: _Arrivals, judged: _Judged, by_records: Int64s) -> list[Dropped]:
@@ -209,14 +212,3 @@ def _first(rows: pa.RecordBatch, judged: _Judged) -> pa.RecordBatch:
     for place, name, times in (3, "window_start", judged.starts), (4, "window_end", judged.ends):
         forward = forward.set_column(place, TASK_SCHEMA.field(name), pa.array(times[is_first]))
     return forward
-
-
-def _last_end(judged: _Judged, state: StateReader) -> list[Part]:
-    """The highest end of a window where it rose. A session that grows ends with one of its records."""
-    is_open = judged.verdicts != kernel.LATE
-    if not is_open.any():
-        return []
-    packed, last = state.get(_LAST_END_KEY), int(judged.ends[is_open].max())
-    if packed is not None and codec.unpack_obs(packed) >= last:
-        return []
-    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(last)], pa.binary()))]

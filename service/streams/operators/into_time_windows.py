@@ -37,10 +37,11 @@ from service.streams.operators.grouping import (
     keys_of,
     noted,
 )
+from service.streams.operators.keyed import last_end
 from service.streams.operators.windows import TimeWindow, advance_ms
 from service.streams.records import StateReader
 
-_DENSE_ENOUGH = 8  # a table of all (key, window) is made where it has at most so many places per pair that occurs
+_DENSE_ENOUGH = 64  # a bit for every (key, window) is set aside where there are at most so many per pair that occurs
 
 
 class IntoTable:
@@ -93,8 +94,7 @@ class IntoTimeWindows:
         slots = slots[: len(pairs.rows)]
         ends = np.minimum(starts, MAX_INT64 - self._size) + self._size
         places = store_keys.window_keys(keys.ordered.take(pa.array(slot_keys)), starts)
-        codec = self._aggregates.codec
-        present, columns = codec.unpack(state.get_many(as_list(places), codec.absent))
+        present, columns = self._stored(places, ends, state)
         is_changed = np.zeros(len(starts), np.bool_)
         is_changed[slots] = True
         events = np.arange(len(slots), dtype=np.int32)
@@ -120,6 +120,17 @@ class IntoTimeWindows:
             ),
             closed=self._closed(slot_keys, starts, ends, close),
         )
+
+    def _stored(self, places: pa.Array, ends: Int64s, state: StateReader) -> tuple[Flags, list[Column]]:
+        """Which windows are there, and what is in them. Those beyond the latest that ever was are not asked for."""
+        codec, last = self._aggregates.codec, last_end(state)
+        may_be_there = np.flatnonzero(ends <= last) if last is not None else NO_SLOTS
+        asked = places.take(pa.array(may_be_there))
+        found, values = codec.unpack(state.get_many(as_list(asked), codec.absent))
+        present, columns = np.zeros(len(places), np.bool_), codec.zeros(len(places))
+        for all_of_them, those in zip([present, *columns], [found, *values], strict=True):
+            all_of_them[may_be_there] = those
+        return present, columns
 
     def _pairs(self, feed: Feed) -> _Pairs:
         stamps = feed.timestamps
@@ -183,23 +194,21 @@ def _slots(ids: Int32s, starts: Int64s, advance: int) -> tuple[Int32s, Int64s, I
     low = int(starts.min())
     steps = (starts - low) // advance
     count, width = int(ids.max()) + 1, int(steps.max()) + 1
-    if count * width > max(_DENSE_ENOUGH * len(ids), 1 << 16):
-        distinct, steps = np.unique(steps, return_inverse=True)
-        width = len(distinct)
-    else:
-        distinct = np.arange(width)
-    pairs = ids * np.int64(width) + steps
-    found, slots = _ranked(pairs, count * width)
-    of_keys, of_steps = np.divmod(found, width)
-    return of_keys.astype(np.int32), distinct[of_steps] * advance + low, slots
+    of_all = None
+    if count * width > _DENSE_ENOUGH * len(ids):
+        of_all, steps = np.unique(steps, return_inverse=True)
+        width = len(of_all)
+    of_keys, of_steps, slots = _ranked(ids, steps, count, width)
+    return of_keys, (of_steps if of_all is None else of_all[of_steps]) * advance + low, slots
 
 
-def _ranked(pairs: Int64s, limit: int) -> tuple[Int64s, Int32s]:
-    """The distinct numbers, below `limit`, in order, and the place of each. By a table where that is not too large."""
-    if limit > max(_DENSE_ENOUGH * len(pairs), 1 << 16):
-        found, slots = np.unique(pairs, return_inverse=True)
-        return found, slots.astype(np.int32)
-    is_there = np.zeros(limit, np.bool_)
-    is_there[pairs] = True
-    ranks = np.cumsum(is_there, dtype=np.int32)
-    return np.flatnonzero(is_there), ranks[pairs] - np.int32(1)
+def _ranked(ids: Int32s, steps: Int64s, count: int, width: int) -> tuple[Int32s, Int64s, Int32s]:
+    """The distinct pairs of an id below `count` and a step below `width`, in order; the place of each given pair."""
+    if count * width <= max(_DENSE_ENOUGH * len(ids), 1 << 16):
+        ranked: tuple[Int32s, Int64s, Int32s] = kernel.rank(
+            ids, steps, width, np.zeros(count * width // 64 + 1, np.uint64)
+        )
+        return ranked
+    found, places = np.unique(ids * np.int64(width) + steps, return_inverse=True)
+    of_ids, of_steps = np.divmod(found, width)
+    return of_ids.astype(np.int32), of_steps, places.astype(np.int32)

@@ -19,12 +19,27 @@ from service.streams.records import Dropped, StateReader
 
 Flags = npt.NDArray[np.bool_]
 _RECORD_TIME_KEY: Final = b"\x02records"
+_LAST_END_KEY: Final = b"\x02last"
 
 
 def stream_time(state: StateReader) -> int:
     """An operator's stream time as its store has it."""
     packed = state.get(codec.OBS_KEY)
     return codec.unpack_obs(packed) if packed else clock.NOT_STARTED
+
+
+def last_end(state: StateReader) -> int | None:
+    """The highest end of all windows that an operator ever had; None before the first."""
+    packed = state.get(_LAST_END_KEY)
+    return codec.unpack_obs(packed) if packed else None
+
+
+def last_end_after(ends: npt.NDArray[np.int64], state: StateReader) -> list[tuple[pa.Array, pa.Array]]:
+    """Its change, where windows with these ends let it rise."""
+    before, after = last_end(state), int(ends.max(initial=-1))
+    if not len(ends) or (before is not None and before >= after):
+        return []
+    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(after)], pa.binary()))]
 
 
 @dataclass(frozen=True, slots=True)

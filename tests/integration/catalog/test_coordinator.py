@@ -394,6 +394,45 @@ def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: Job) -> None:
     assert len(worker.names()) == 4
 
 
+# ---------------------------------------------------------------- the first slots of a job
+
+
+def test_the_first_slot_leaves_their_shares_to_those_that_are_to_follow(catalog: Catalog, job: Job) -> None:
+    coordinator.tick(catalog)
+    instance = join(catalog, cores=2)
+    first = slot(catalog, instance, job, initial_delay_ms=60_000)
+    assert first.names() == ["0_0", "0_2"]
+    coordinator.tick(catalog, initial_delay_ms=60_000)
+    assert first.names() == ["0_0", "0_2"]
+    second = slot(catalog, instance, job, index=1, initial_delay_ms=60_000)
+    assert (first.names(), second.names()) == (["0_0", "0_2"], ["0_1", "0_3"])
+    assert len(reasons(catalog, job)) == 2
+
+
+def test_slots_of_other_instances_are_waited_for_too_but_not_on_dead_ones(catalog: Catalog, job: Job) -> None:
+    one, two = join(catalog, "one", cores=2), join(catalog, "two", cores=2)
+    gone = join(catalog, "gone", cores=2)
+    catalog.write(coordinator.leave_instance, gone, incarnation="first")
+    assert len(slot(catalog, one, job, initial_delay_ms=60_000).names()) == 1
+    assert len(slot(catalog, two, job, initial_delay_ms=60_000).names()) == 1
+
+
+def test_what_is_kept_free_in_vain_is_given_out(catalog: Catalog, job: Job) -> None:
+    coordinator.tick(catalog)
+    only = slot(catalog, join(catalog, cores=2), job, initial_delay_ms=60_000)
+    assert len(only.names()) == 2
+    coordinator.tick(catalog, initial_delay_ms=0)
+    assert len(only.names()) == 4
+
+
+def test_nobody_is_waited_for_once_a_slot_has_been_there_for_a_while(catalog: Catalog, job: Job) -> None:
+    instance = join(catalog)
+    slot(catalog, instance, job)
+    catalog.write(lambda s: s.execute(update(Slot).values(joined_ms=Slot.joined_ms - 60_000)))
+    slot(catalog, instance, job, index=1, initial_delay_ms=30_000)
+    assert None not in owners(catalog, job).values()
+
+
 # ---------------------------------------------------------------- draining an instance
 
 

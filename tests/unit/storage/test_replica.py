@@ -253,7 +253,7 @@ def test_a_backlog_shrinks_under_full_load(replica: Replica, monkeypatch: pytest
 def test_nothing_is_looked_at_before_its_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
 
-    def look(store: StoreSpec, obs: int, keys: list[bytes], values: list[bytes | None]) -> list[bytes]:
+    def look(store: StoreSpec, obs: int, keys: list[bytes], read: object) -> list[bytes]:
         looked_at.append(len(keys))
         return []
 

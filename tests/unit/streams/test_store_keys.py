@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.storage import expiry
 from service.streams import codec, store_keys
 from service.streams.codec import NEVER
 from service.streams.entries import NO_END, NO_TIME, EntryCodec, Sessions
@@ -80,6 +81,15 @@ def test_a_changelog_is_sorted_and_holds_stream_time():
     assert changes.column("value").to_pylist()[1:] == [b"", None, b"1"]
     assert codec.obs_in(changes) == 5
     assert store_keys.changelog([], None) is None
+
+
+@given(st.lists(st.lists(st.binary(max_size=3), max_size=4), max_size=4))
+def test_a_changelog_is_sorted_whatever_order_its_parts_come_in(parts):
+    seen: set[bytes] = set()
+    distinct = [[key for key in part if not (key in seen or seen.add(key))] for part in parts]
+    changes = store_keys.changelog([(binary(part), binary(part)) for part in distinct], None)
+    assert (changes.column("key").to_pylist() if changes else []) == sorted(seen)
+    assert changes is None or changes.column("value").equals(changes.column("key"))
 
 
 # ---------------------------------------------------------------- entries
@@ -163,6 +173,24 @@ def test_sessions_live_by_their_end_windows_by_their_start_and_packed_ones_by_th
     assert [found[key] for key in entries] == [109, 140, NEVER, NEVER, 120, 130]
     assert found[codec.OBS_KEY] == NEVER
     assert expires_after(spec(100), changes.slice(2)).tolist() == list(found.values())[2:]
+
+
+def test_only_entries_without_a_time_in_their_key_are_read_to_know_whether_they_are_over():
+    form = store_keys.ordered_one(b"a")
+    timed = [store_keys.session_key(form, 20, 1), store_keys.window_key(form, 30)]
+    packed = Sessions(np.array([1]), np.array([9]), np.array([NO_END]), np.array([1]), np.array([900]), [])
+    hot = {store_keys.HOT + form: EntryCodec([]).pack_sessions(packed)[0].as_py()}
+    asked = []
+
+    def read(keys):
+        asked.extend(keys)
+        return [hot[key] for key in keys]
+
+    assert expiry.expired(spec(100), 500, timed, read) == timed
+    assert asked == []
+    assert expiry.expired(spec(100), 500, [*hot, *timed], read) == timed
+    assert asked == list(hot)
+    assert sorted(expiry.expired(spec(100), 1001, [*hot, *timed], read)) == sorted([*hot, *timed])
 
 
 def test_what_has_no_interval_never_expires_and_none_passes_the_end_of_time():
