@@ -24,6 +24,7 @@ from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
 
 LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
 UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
+MAX_KNOWN = 256  # partitions whose replicas are kept open: each takes files and a map, and a scrape asks for all
 
 
 class ReplicaMissing(Exception):
@@ -99,6 +100,7 @@ class ReplicasInPlace:
         now_s = time.monotonic()
         if known.best is None or now_s - known.looked_s > LOOK_AGAIN_S:
             known.looked_s = now_s
+            self._known[store_id, partition, lineage] = self._known.pop((store_id, partition, lineage))
             self._look(known, store_id, partition, lineage)
             self._close_unused(now_s)
         if known.best is None:
@@ -106,6 +108,8 @@ class ReplicasInPlace:
         return known.best
 
     def _close_unused(self, now_s: float) -> None:
+        while len(self._known) > MAX_KNOWN:
+            self._known.pop(next(iter(self._known))).close()  # the one that was looked for longest ago
         if now_s - self._tidied_s > UNUSED_S:
             self._tidied_s = now_s
             for key in [key for key, known in self._known.items() if now_s - known.looked_s > UNUSED_S]:

@@ -6,6 +6,7 @@ another process is in the integration tests.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_p
     with pytest.raises(ReplicaMissing):
         found(replicas)
     assert found(replicas, "another")[0] == 3
+
+
+def test_only_so_many_are_kept_open(replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "MAX_KNOWN", 2)
+    for partition in range(4):
+        replica = Replica.open(replica_path(tmp_path, "one", "store", partition), STORE, "store", "lineage")
+        replica.apply(0, partition + 1, changes({key(1): partition}))
+        replica.close()
+    for _ in range(2):
+        for partition in range(4):
+            with replicas.reader("store", partition, "lineage") as (view, _):
+                assert view.position == partition + 1
+            mapped = Path("/proc/self/maps").read_text()
+            assert len(set(re.findall(rf"{tmp_path}\S*data\.mdb", mapped))) <= 2
 
 
 def test_the_furthest_of_several_is_read(replicas: ReplicasInPlace, tmp_path: Path) -> None:
