@@ -5,10 +5,11 @@ Knows how the parts are put together. Refuses to know what any of them does.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from service import coordinator, problems
 from service.api import aggregators, document, health, instances, job_metrics, jobs, stores, streams, tokens
@@ -39,6 +40,27 @@ class State(TypedDict):
     lookups: Lookups
 
 
+class Service(FastAPI):
+    """The framework behind our own border: what the border or a quick answer settles never enters its layers, which
+    cost a plain lookup a fifth of its time.
+    """
+
+    def __init__(self, settings: Settings, **how: Any) -> None:
+        super().__init__(**how)
+        self.state.is_draining = False
+        self.add_exception_handler(Exception, _leave_to_the_border)
+        self._border = RequestBorder(stores.QuickLookups(super().__call__), settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self._border(scope, receive, send)
+
+
+async def _leave_to_the_border(_: Request, error: Exception) -> Response:
+    """Else the framework would answer a fault first, and in its own words."""
+    raise error
+
+
 def create_app(settings: Settings) -> FastAPI:
     """The service as an ASGI application; nothing is opened before it starts."""
 
@@ -57,20 +79,18 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
 
-    app = FastAPI(
+    app = Service(
+        settings,
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_url=None,
         generate_unique_id_function=document.operation_id,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
-    app.state.is_draining = False
     for part in (stores, streams, jobs, job_metrics, aggregators, instances, tokens, health):
         app.include_router(part.router)
     problems.install(app)
     document.install(app)
-    app.add_middleware(stores.QuickLookups)
-    app.add_middleware(RequestBorder, settings=settings)
     return app
 
 

@@ -26,7 +26,7 @@ _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class RequestBorder:
-    """Outermost middleware; plain ASGI, since every poll and commit passes here."""
+    """Outermost of all, around the framework too; plain ASGI, since every poll and commit passes here."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -38,8 +38,7 @@ class RequestBorder:
             await self._app(scope, receive, send)
             return
         scope["request_id"] = request_id = _request_id(scope)
-        structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        structlog.contextvars.bind_contextvars(request_id=request_id)  # of this request's own task
         started = time.perf_counter()
         status = 0
 

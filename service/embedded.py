@@ -112,6 +112,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nothing here asks who or where a caller is
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=10,
             )

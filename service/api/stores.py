@@ -245,7 +245,7 @@ Start = tuple[int, Place | None]  # where a page begins: the number of a key in 
 
 
 class QuickLookups:
-    """Middleware that answers a plain lookup by key; whatever is not one, or is to be refused, goes on to the routes.
+    """Answers a plain lookup by key ahead of the framework; what is not one, or is refused, goes on to the routes.
 
     Matching and unpacking a request costs FastAPI more than the lookup itself.
     """
