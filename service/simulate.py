@@ -171,12 +171,14 @@ class _Run:
 
     def _run(self, partition: int, batch: pa.RecordBatch) -> Iterator[ChainResult]:
         task = self.tasks.get(partition) or self._start(partition)
-        with self._states(task) as states:
-            result = self.chain.run(batch, states)
-        task.stream_time = max(task.stream_time, result.stream_time)
-        task.replay(result.changes)
-        yield result
-        yield from self._rest(task)
+        while batch.num_rows:
+            with self._states(task) as states:
+                result = self.chain.run(batch, states)
+            task.stream_time = max(task.stream_time, result.stream_time)
+            task.replay(result.changes)
+            yield result
+            yield from self._rest(task)
+            batch = batch.slice(result.taken(batch))
 
     def _rest(self, task: _Task) -> Iterator[ChainResult]:
         """What operators still have to say of what they were given."""

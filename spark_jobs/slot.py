@@ -134,6 +134,7 @@ class OwnedTask:
     not_before_s: float = 0.0
     has_failed: bool = False
     has_backlog: bool = False  # it has more to say of what it has read, before it reads on
+    is_cut: bool = False  # its last batch was cut: the rest is not to wait for a commit interval
     ran_s: float = 0.0
     since_s: float = field(default_factory=time.monotonic)
 
@@ -339,7 +340,7 @@ class Slot:
     def _run_round(self) -> None:
         """Run the tasks that have something to do, those first that have waited longest, then commit."""
         ready = [task for task in self._tasks.values() if task.is_due and task.is_ready]
-        self._has_full_batch = any(task.has_backlog or self._is_full(task.now.work) for task in ready)
+        self._has_full_batch = any(task.has_backlog or task.is_cut or self._is_full(task.now.work) for task in ready)
         if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
             return
         self._round_start_s = since_s = time.monotonic()
@@ -381,6 +382,7 @@ class Slot:
                 done = advance(task.now, chain, states, self._routes)
             else:
                 done = run_batch(task.now, chain, batch, states, self._routes)
+        task.is_cut = done.is_cut
         if done.segment is None:
             return _Written(task, done.commit)
         if not self._spare:

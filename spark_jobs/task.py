@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,7 @@ class Done:
     segment: EncodedSegment | None
     changelogs: dict[str, int]  # store name → its chunk in the segment
     commit: Json
+    is_cut: bool = False  # the rest of the batch is to be run right behind it
 
 
 def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()) -> Batch:
@@ -78,12 +79,17 @@ def run_batch(
 ) -> Done:
     """Run the operators over a batch, against the state as of its first record; nothing is written yet.
 
-    Raises ExpressionFailed with operator and source offset.
+    Where more closes than is to be held at once it is the beginning of the batch, or only a part of what its first
+    record closes. Raises ExpressionFailed with operator and source offset.
     """
     started = time.perf_counter()
     result = chain.run(batch.records, states)
-    moved: Json = {"stream_id": batch.stream_id, "partition": batch.partition, "from": batch.start, "to": batch.end}
-    return _done(task, chain, result, routes, started, records_in=batch.records.num_rows, positions=[moved])
+    taken, is_cut = result.taken(batch.records), result.until is not None
+    end = batch.end if result.until is None else result.until
+    moved: Json = {"stream_id": batch.stream_id, "partition": batch.partition, "from": batch.start, "to": end}
+    positions = [moved] if taken or not is_cut else []
+    done = _done(task, chain, result, routes, started, records_in=taken, positions=positions)
+    return replace(done, is_cut=is_cut)
 
 
 def go_on(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader], routes: Routes) -> Done:

@@ -12,6 +12,8 @@ import pyarrow as pa
 from service.streams import codec
 from service.streams.expiry import expires_after
 from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.stores.forms import form_of
+from service.streams.stores.reading import Query, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.graph import Topology
@@ -52,6 +54,17 @@ class DictState(dict[bytes, bytes]):
 
 
 @dataclass
+class View:
+    """A DictState as lookups read it."""
+
+    state: DictState
+    position = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+
+@dataclass
 class Task:
     """Runs batches of one sub-topology and keeps what it committed."""
 
@@ -75,6 +88,19 @@ class Task:
         for store in self.topology.stores():
             if store.name in changes:
                 self.states[store.name].replay(changes[store.name], store, forget=self.forget)
+
+
+def held(task: Task) -> dict[str, list[Any]]:
+    """Key, window, value and timestamp of what lives in each store, as lookups find it."""
+    found = {}
+    for node in task.topology.sub_topologies[0].nodes:
+        if node.store is not None:
+            reading = read_page(form_of(node), Query(), [0], 1000)
+            entries = [item.entry for item in read(reading, {0: View(task.states[node.store.name])}).items]
+            found[node.store.name] = [
+                (e.key.decode(), e.window or (None, None), e.value, e.timestamp) for e in entries if e.key is not None
+            ]
+    return found
 
 
 def job(operators: list[Record], **fields: Any) -> Topology:

@@ -44,6 +44,8 @@ class Overlay:
 
     def merged(self, then: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """These changes and those that follow them as one, for the store below; what is only here is not deleted."""
+        if not self._changes:
+            return then
         both = {**self._changes, **_as_dict(then)}
         kept = [key for key in sorted(both) if both[key] is not None or self._state.get(key) is not None]
         if not kept:

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.streams.operators import into_sessions
-from service.streams.stores.forms import form_of
-from service.streams.stores.reading import Query, read, read_page
 from tests import naive, naive_windows, strategies
-from tests.task import Task, batch_of, check_replay, cut, job, outputs, run_all
+from tests.task import Task, batch_of, check_replay, cut, held, job, outputs, run_all
 
 STORE = "t-agg"
 WINDOWED = ("tumbling", "hopping", "sliding", "session")
@@ -36,20 +34,6 @@ def advanced(task, to):
 
 def dropped(result):
     return [(each.reason, row["timestamp"]) for each in result.dropped for row in each.rows.to_pylist()]
-
-
-def held(task):
-    """Key, window, value and timestamp of what the store holds."""
-    node = task.topology.sub_topologies[0].nodes[0]
-
-    class View:
-        position = 0
-        get, get_many, scan = task.states[STORE].get, task.states[STORE].get_many, task.states[STORE].scan
-
-    page = read(read_page(form_of(node), Query(), [0], 1000), {0: View()})
-    return [
-        (e.entry.key.decode(), e.entry.window or (None, None), e.entry.value, e.entry.timestamp) for e in page.items
-    ]
 
 
 @given(strategies.aggregations(), strategies.arrivals(), strategies.batch_sizes, st.booleans(), st.data())
@@ -86,7 +70,7 @@ def test_the_store_holds_what_the_oracle_holds(operator, records, sizes):
         return key.encode(), (end, start) if oracle.type == "session" else (start,)
 
     groups = sorted(oracle.groups, key=order)
-    found = held(task)
+    found = held(task)[STORE]
     assert [(key, window) for key, window, _, _ in found] == [(who[0], (who[1], who[2])) for who in groups]
     assert [timestamp for *_, timestamp in found] == [oracle.update(who)["timestamp"] for who in groups]
     assert [json.loads(value) for _, _, value, _ in found] == [oracle.update(who)["value"] for who in groups]

@@ -6,7 +6,8 @@ It knows when results go on and as what (semantics.md); who belongs together is 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,23 +20,32 @@ from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
 from service.streams.operators.functions import Events, FunctionSpec
-from service.streams.operators.grouping import Feed, Flags, Gathered, Gatherer, Int64s, TooMany
+from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s, TooMany
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
 from service.streams.operators.map_values import FieldName
-from service.streams.operators.step import NO_CAUSE, Evaluated, OnError, Step, evaluate_for
+from service.streams.operators.step import NO_CAUSE, ClosesTooMuch, Evaluated, OnError, Step, evaluate_for
 from service.streams.operators.windows import (
     SessionWindow,
     SlidingWindow,
     WindowSpec,
     closing_delay_ms,
+    index_lag_ms,
 )
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 
-_NOT_SAID = np.int32(-1)
+MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
+
+
+class _Move(NamedTuple):
+    """Where stream time is after a step, why what is closed behind its records closed, and which record caused that."""
+
+    to: int
+    reason: CloseReason
+    cause: int
 
 
 class AggregateSpec(Spec):
@@ -77,40 +87,73 @@ class Aggregate:
         self.takes_null_values = spec.window is not None and not isinstance(spec.window, SlidingWindow)
         self.aggregates = Aggregates(name, spec.aggregates, has_stamps=not self.is_session)
         self.gatherer = _gatherer(spec, self.aggregates)
+        self.index_lag_ms = 0 if spec.window is None else index_lag_ms(spec.window)
+        self.at_once = MOST_AT_ONCE
 
     def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
         """The updates of records in order, or the results of the windows that they close.
 
-        Raises ExpressionFailed and AggregateFailed with the record.
+        Raises ExpressionFailed and AggregateFailed with the record; ClosesTooMuch.
         """
         if state is None:
             raise TypeError(f"{self.name} keeps state")
-        try:
-            return self._process(batch, state)
-        except TooMany:
-            return self._halved(batch, state)
+        return self._process(batch, state, self.at_once)
 
-    def _halved(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+    def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+        """`process`, however much closes."""
+        return self._process(batch, state, None)
+
+    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+        """The results of the windows that are closed when stream time is moved to `to`; no record causes it."""
+        return self.close(to, state, reason, cause=NO_CAUSE)
+
+    def close(self, to: int, state: StateReader, reason: CloseReason, *, cause: int) -> Step:
+        """The results of the windows that close first on the way to a stream time, as many as one step lets go."""
+        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
+        results = self._evaluated(keyed.rows).results
+        to = max(keyed.before, to)
+        due = self._due(state, to, self.at_once)
+        if due.next_time is not None:
+            # Windows of one size and one start may close in any parts: their order is that of their index.
+            due = due.whole_moments(state) if self.is_end_inclusive else due
+            to = max(keyed.before, int(due.times[-1]) + self.index_lag_ms)
+        step = self._run(keyed, results, state, due, _Move(to, reason, cause), [])
+        return replace(step, is_through=due.next_time is None)
+
+    def _process(self, batch: pa.RecordBatch, state: StateReader, at_once: int | None) -> Step:
+        rows, dropped = self._admitted(batch)
+        done = self._evaluated(rows)
+        keyed = Keyed.of(self.name, done.rows, state)
+        due = self._due(state, keyed.now, at_once)
+        if due.next_time is not None:
+            raise self._too_much(keyed, due)
+        move = _Move(keyed.now, "stream_time", NO_CAUSE)
+        try:
+            return self._run(keyed, done.results, state, due, move, [*dropped, *done.dropped])
+        except TooMany:
+            return self._halved(batch, state, at_once)
+
+    def _halved(self, batch: pa.RecordBatch, state: StateReader, at_once: int | None) -> Step:
         """The same as two batches, as every cut comes to the same."""
         half = batch.num_rows // 2
-        first = self.process(batch.slice(0, half), state)
+        first = self._process(batch.slice(0, half), state, at_once)
         overlay = Overlay(state, first.changes)
-        then = self.process(batch.slice(half), overlay)
+        try:
+            then = self._process(batch.slice(half), overlay, at_once)
+        except ClosesTooMuch as error:
+            raise error.behind(batch.slice(0, half)) from error
         forward = pa.concat_batches([first.forward, then.forward])
         measured = measures.after(first.measures, then.measures)
         return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped, measured)
 
-    def _process(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        rows, dropped = self._admitted(batch)
-        done = self._evaluated(rows)
-        keyed = Keyed.of(self.name, done.rows, state)
-        return self._run(keyed, done.results, state, keyed.now, "stream_time", [*dropped, *done.dropped])
+    def _due(self, state: StateReader, now: int, at_once: int | None) -> Due:
+        """The open windows that are closed at a stream time."""
+        return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, at_once)
 
-    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """The results of the windows that are closed when stream time is moved to `to`; no record causes it."""
-        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
-        results = self._evaluated(keyed.rows).results
-        return self._run(keyed, results, state, max(keyed.before, to), reason, [])
+    def _too_much(self, keyed: Keyed, due: Due) -> ClosesTooMuch:
+        row = int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms))
+        previous, offset = [None] * (row == 0) + keyed.rows.column("offset")[max(row - 1, 0) : row + 1].to_pylist()
+        return ClosesTooMuch(offset, previous, int(keyed.running[row]))
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
@@ -147,28 +190,28 @@ class Aggregate:
         keyed: Keyed,
         results: pa.RecordBatch,
         state: StateReader,
-        after: int,
-        reason: CloseReason,
+        due: Due,
+        move: _Move,
         dropped: list[Dropped],
     ) -> Step:
-        """Records, and then time alone: up to `after`. `results` are those of the expressions."""
+        """Records, and then time alone. `results` are those of the expressions."""
         time = RecordTime.of(keyed, state)
         is_kept = keyed.keys.is_valid()
         rows, running, by_records, results = _kept(is_kept, keyed.rows, keyed.running, time.running, results)
-        gathered = self.gatherer.gather(Feed(rows, running, keyed.before, after), state)
+        gathered = self.gatherer.gather(Feed(rows, running, keyed.before, move.to, due), state)
         said = _Said.all_of(gathered, is_final=self.is_final, is_net=self.is_net)
         inputs = self.aggregates.inputs(results, rows)
         out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
-        forward = self._closings(keyed, gathered, reason) if self.is_final else self._updates(rows, gathered, said, out)
+        forward = self._closings(keyed, gathered, move) if self.is_final else self._updates(rows, gathered, said, out)
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),
-            *time.changes(after),
+            *time.changes(move.to),
             *last_end_after(gathered.updates.ends, state),
         ]
         late = self._late(rows, gathered, by_records)
         return Step(
             forward,
-            store_keys.changelog(changes, after if after != keyed.before else None),
+            store_keys.changelog(changes, move.to if move.to != keyed.before else None),
             [*dropped, *keyed.dropped, *late],
             keyed.lateness,
         )
@@ -191,19 +234,19 @@ class Aggregate:
             rows.column("offset").take(causes),
         )
 
-    def _closings(self, keyed: Keyed, gathered: Gathered, reason: CloseReason) -> pa.RecordBatch:
+    def _closings(self, keyed: Keyed, gathered: Gathered, move: _Move) -> pa.RecordBatch:
         """The results of windows that closed (TASK_SCHEMA), by the record that moved stream time past their close."""
         closed = gathered.closed
         state, ends = taken(gathered.state, closed), gathered.ends[closed]
         causes = np.searchsorted(keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left")
-        offsets = np.append(keyed.rows.column("offset").to_numpy(), NO_CAUSE)[causes]
+        offsets = np.append(keyed.rows.column("offset").to_numpy(), move.cause)[causes]
         return self._records(
             gathered.keys.plain.take(pa.array(gathered.slot_keys[closed])),
             self.aggregates.values(self.aggregates.results(state)),
             ends if self.is_session else state[0][0],
             gathered.starts[closed],
             ends,
-            say_why(pa.nulls(len(closed), pa.utf8()), reason),
+            say_why(pa.nulls(len(closed), pa.utf8()), move.reason),
             pa.array(offsets),
         )
 

@@ -5,8 +5,8 @@ It knows keys, rows and slots; it refuses to know windows and functions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +50,51 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """Entries of the index of a store, in order: times, keys (ordered form), and the store keys themselves.
+
+    `next_time`: of the first that was left out because there are too many; None where these are all.
+    """
+
+    times: Int64s
+    keys: list[bytes]
+    index: list[bytes]
+    next_time: int | None = None
+
+    @classmethod
+    def of(cls, state: StateReader, before: int, limit: int | None = None) -> Self:
+        """Those before a time, at most so many."""
+        if before <= 0:
+            return cls(NO_SLOTS, [], [])
+        bounds = store_keys.index_bound(0), store_keys.index_bound(before)
+        found = [key for key, _ in state.scan(*bounds, None if limit is None else limit + 1)]
+        times, keys = store_keys.split_index_keys(found)
+        if limit is None or len(found) <= limit:
+            return cls(times, keys, found)
+        return cls(times[:limit], keys[:limit], found[:limit], int(times[limit]))
+
+    def whole_moments(self, state: StateReader) -> Self:
+        """All or none of those with the same time; of the first there are all. There were too many."""
+        if self.next_time is None or self.times[-1] < self.next_time:
+            return self
+        count = int(np.searchsorted(self.times, self.next_time))
+        if not count:
+            return replace(self.of(state, self.next_time + 1), next_time=self.next_time)
+        return replace(self, times=self.times[:count], keys=self.keys[:count], index=self.index[:count])
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """Records with a key that can be stored (TASK_SCHEMA), and stream time as each sees it, itself included.
 
-    `before`, `after`: stream time as the batch found it, and as it leaves it.
+    `before`, `after`: stream time as the batch found it, and as it leaves it. `due`: what may close then.
     """
 
     rows: pa.RecordBatch
     running: Int64s
     before: int
     after: int
+    due: Due
 
     @property
     def timestamps(self) -> Int64s:
@@ -133,15 +168,6 @@ def keys_of(column: pa.Array, more: list[bytes]) -> tuple[Keys, Int32s, Int32s]:
     return keys, places[: len(distinct)][ids], places[len(distinct) :]
 
 
-def due_keys(state: StateReader, before: int) -> tuple[Int64s, list[bytes], pa.Array]:
-    """What the index of a store has before a time: times, keys (ordered form), and the index keys themselves."""
-    if before <= 0:
-        return NO_SLOTS, [], pa.array([], pa.binary())
-    found = [key for key, _ in state.scan(store_keys.index_bound(0), store_keys.index_bound(before))]
-    times, keys = store_keys.split_index_keys(found)
-    return times, keys, pa.array(found, pa.binary())
-
-
 def spans(ids: Int32s, times: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """The ids that occur, ascending, with the lowest and the highest time of each."""
     if not len(ids):
@@ -159,9 +185,9 @@ def as_list(column: pa.Array) -> list[bytes]:
     return found
 
 
-def deleted(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+def deleted(keys: pa.Array | list[bytes]) -> tuple[pa.Array, pa.Array]:
     """Changes that delete these store keys."""
-    return keys, pa.nulls(len(keys), pa.binary())
+    return pa.array(keys, pa.binary()), pa.nulls(len(keys), pa.binary())
 
 
 def noted(keys: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -37,7 +37,6 @@ from service.streams.operators.grouping import (
     Updates,
     as_list,
     deleted,
-    due_keys,
     keys_of,
     noted,
     spans,
@@ -59,8 +58,7 @@ class IntoSessions:
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record joins, merges or begins a session."""
         was_close, close = feed.before - self._delay, feed.after - self._delay
-        _, due, index = due_keys(state, close if self._is_final else 0)
-        keys, ids, _ = keys_of(feed.rows.column("key"), due)
+        keys, ids, _ = keys_of(feed.rows.column("key"), feed.due.keys)
         packed = state.get_many(as_list(store_keys.plain_keys(store_keys.HOT, keys.ordered)), _NOT_THERE)
         hot = self._aggregates.codec.unpack_sessions(packed)
         cold = self._cold(feed, keys, ids, hot, was_close, close, state)
@@ -79,7 +77,7 @@ class IntoSessions:
             settled,
             was_there=np.fromiter((value != _NOT_THERE for value in packed), np.bool_, len(packed)),
             timers=self._timers(hot, settled, close),
-            due=index,
+            due=feed.due.index,
         )
         return Gathered(
             keys=keys,
@@ -294,7 +292,7 @@ class _Writer:
     settled: _Settled
     was_there: Flags
     timers: Int64s
-    due: pa.Array
+    due: list[bytes]
 
     def changes(self, columns: list[Column]) -> Changes:
         """Sessions on their own, packed ones, and the index."""

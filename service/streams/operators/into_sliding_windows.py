@@ -29,7 +29,6 @@ from service.streams.operators.grouping import (
     Updates,
     as_list,
     deleted,
-    due_keys,
     keys_of,
     noted,
     spans,
@@ -48,15 +47,14 @@ class IntoSlidingWindows:
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record into the windows around it, making those that it needs."""
         close = feed.after - self._grace
-        due_starts, due, index = due_keys(state, close - self._difference if self._is_final else 0)
-        keys, ids, due_ids = keys_of(feed.rows.column("key"), due)
-        stored = self._stored(feed, keys, ids, due_ids, due_starts, state)
+        keys, ids, due_ids = keys_of(feed.rows.column("key"), feed.due.keys)
+        stored = self._stored(feed, keys, ids, due_ids, feed.due.times, state)
         slots = self._slots(feed, ids, stored)
         present, columns = stored.spread(slots)
         was_starts = np.where(present, slots.starts, -1)
         run = _Run(feed, ids, slots, self._difference, self._grace, present, columns[0])
         writer = _Windows(
-            self._aggregates, keys, slots, run.changed, was_starts, index if self._is_final else None, close
+            self._aggregates, keys, slots, run.changed, was_starts, feed.due.index if self._is_final else None, close
         )
         updates = Updates(
             run.update_rows,
@@ -227,7 +225,7 @@ class _Windows:
     slots: _Slots
     is_changed: Flags
     was_starts: Int64s
-    due: pa.Array | None
+    due: list[bytes] | None
     close: int
 
     def changes(self, columns: list[Column]) -> Changes:

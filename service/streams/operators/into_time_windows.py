@@ -33,7 +33,6 @@ from service.streams.operators.grouping import (
     Updates,
     as_list,
     deleted,
-    due_keys,
     keys_of,
     noted,
 )
@@ -85,11 +84,10 @@ class IntoTimeWindows:
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record into all windows that still take it, in ascending order of start."""
         close = feed.after - self._grace
-        due_starts, due, index = due_keys(state, close - self._size + 1 if self._is_final else 0)
         pairs = self._pairs(feed)
-        keys, ids, due_ids = keys_of(feed.rows.column("key"), due)
+        keys, ids, due_ids = keys_of(feed.rows.column("key"), feed.due.keys)
         slot_keys, starts, slots = _slots(
-            np.concatenate([ids[pairs.rows], due_ids]), np.concatenate([pairs.starts, due_starts]), self._advance
+            np.concatenate([ids[pairs.rows], due_ids]), np.concatenate([pairs.starts, feed.due.times]), self._advance
         )
         slots = slots[: len(pairs.rows)]
         ends = np.minimum(starts, MAX_INT64 - self._size) + self._size
@@ -116,7 +114,7 @@ class IntoTimeWindows:
                 self._aggregates,
                 places,
                 is_changed,
-                self._index(keys, slot_keys, starts, ~present & (ends > close), index),
+                self._index(keys, slot_keys, starts, ~present & (ends > close), feed.due.index),
             ),
             closed=self._closed(slot_keys, starts, ends, close),
         )
@@ -144,7 +142,7 @@ class IntoTimeWindows:
         )
         return _Pairs(rows[:count], starts[:count], dropped[:lost], dropped_ends[:lost])
 
-    def _index(self, keys: Keys, slot_keys: Int32s, starts: Int64s, is_new: Flags, due: pa.Array) -> Changes:
+    def _index(self, keys: Keys, slot_keys: Int32s, starts: Int64s, is_new: Flags, due: list[bytes]) -> Changes:
         if not self._is_final:
             return []
         new = np.flatnonzero(is_new)

@@ -27,13 +27,32 @@ NO_CAUSE: Final = -1  # the source offset of what no record caused
 class Step:
     """`forward`: TASK_SCHEMA. `changes`: CHANGELOG_SCHEMA sorted by key, or None when the store did not move.
 
-    `measures`: what the operator measured (`service.streams.measures`).
+    `measures`: what the operator measured (`service.streams.measures`). `is_through`: False where time was to be moved
+    and only came a part of the way, as more closes than one step lets go.
     """
 
     forward: pa.RecordBatch
     changes: pa.RecordBatch | None = None
     dropped: list[Dropped] = field(default_factory=list)
     measures: Reading = field(default_factory=dict)
+    is_through: bool = True
+
+
+class ClosesTooMuch(Exception):
+    """A record closes more than is to be held at once. Nothing is done of its batch.
+
+    `offset`: its source offset; `previous`: that of the record before it, None where it is the first; `to`: the stream
+    time to which it moves its operator.
+    """
+
+    def __init__(self, offset: int, previous: int | None, to: int) -> None:
+        super().__init__(f"the record at {offset} moves stream time to {to}")
+        self.offset, self.previous, self.to = offset, previous, to
+
+    def behind(self, rows: pa.RecordBatch) -> ClosesTooMuch:
+        """The same where other records come first."""
+        previous = rows.column("offset")[-1].as_py() if self.previous is None and rows.num_rows else self.previous
+        return ClosesTooMuch(self.offset, previous, self.to)
 
 
 class Operator(Protocol):
@@ -47,10 +66,24 @@ class Advancing(Operator, Protocol):
     """An operator whose results also depend on how far time has come, without a record (semantics.md, Idle close)."""
 
     def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """What comes out when stream time is moved to `to`, at least; offsets are NO_CAUSE, as no record causes it."""
+        """What comes out when stream time is moved to `to`, at least; offsets are NO_CAUSE, as no record causes it.
+
+        Where the step is not through, the same is to be asked again before anything else.
+        """
 
     def horizon(self, state: StateReader) -> int | None:
         """The lowest stream time that closes all that is open in its store; None when nothing is, or never will be."""
+
+
+@runtime_checkable
+class Closing(Advancing, Protocol):
+    """An operator that closes much in parts: its `process` raises ClosesTooMuch."""
+
+    def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
+        """`process`, however much closes."""
+
+    def close(self, to: int, state: StateReader, reason: CloseReason, *, cause: int) -> Step:
+        """What closes first on the way to a stream time, because of the record at a source offset: it comes behind."""
 
 
 @runtime_checkable

@@ -131,10 +131,12 @@ class Suppress:
         """What leaves when stream time is moved to `to`; no record causes it. Nothing while there is a backlog."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         if self.has_backlog(state):
-            return Step(keyed.rows)
+            return Step(keyed.rows, is_through=False)
         flow = self._flow(self._feed(keyed).and_then(max(keyed.before, to)), state, keyed.rows)
-        entry = flow.stopped_at is not None and backlog_entry(Backlog(keyed.rows, reason, NO_CAUSE))
-        return self._step(keyed, flow, max(keyed.before, to), reason, entry or None)
+        if flow.stopped_at is None:
+            return self._step(keyed, flow, max(keyed.before, to), reason, None)
+        entry = backlog_entry(Backlog(keyed.rows, reason, NO_CAUSE))
+        return replace(self._step(keyed, flow, max(keyed.before, to), reason, entry), is_through=False)
 
     def has_backlog(self, state: StateReader) -> bool:
         """Whether something is to leave that is due already."""

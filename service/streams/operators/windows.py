@@ -88,6 +88,19 @@ def closing_delay_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
     return saturated(window.gap_ms if isinstance(window, SessionWindow) else 0, window.grace_ms)
 
 
+def index_lag_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
+    """From the time under which an open window is indexed (its start, of a session its end) to the lowest stream time
+    that closes it.
+    """
+    match window:
+        case SessionWindow():
+            return closing_delay_ms(window) + 1
+        case SlidingWindow(time_difference_ms=difference):
+            return difference + window.grace_ms + 1
+        case _:
+            return window.size_ms + window.grace_ms
+
+
 def kept_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
     """How long the store keeps an entry: after the end of a session, after the start of other windows.
 

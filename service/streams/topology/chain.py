@@ -6,7 +6,7 @@ It knows how steps connect; it refuses to know what a step does, where state is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import Advancing, Draining, OnError, Operator, Step
+from service.streams.operators.step import Advancing, ClosesTooMuch, Closing, Draining, OnError, Operator, Step
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
+from service.streams.topology.advance import Advance, noted
 from service.streams.topology.complaints import complaints
 from service.streams.topology.graph import Node, Sink, SubTopology
 
@@ -35,7 +36,9 @@ class ChainResult:
 
     `outputs`: per sink its stream and records (RECORD_SCHEMA); `offsets`: per output the source offset that
     caused each record (int64). `changes`: CHANGELOG_SCHEMA by store name, of the stores that moved.
-    `stream_time`: the highest timestamp of the batch. `measures`: by operator what it measured.
+    `stream_time`: the highest timestamp of the batch. `measures`: by operator what it measured. `until`: the source
+    offset before which the batch was cut, as more closes than is to be held at once: records from there on are to be
+    given again; None: it was taken whole.
     """
 
     outputs: list[tuple[str, pa.RecordBatch]]
@@ -44,12 +47,27 @@ class ChainResult:
     dropped: list[Dropped]
     stream_time: int
     measures: dict[str, Reading] = field(default_factory=dict)
+    until: int | None = None
 
-    def note(self, operator: str, step: Step) -> None:
-        """Keep what a step dropped and measured."""
+    def taken(self, batch: pa.RecordBatch) -> int:
+        """How many records of the batch, from its first on, came to this."""
+        return batch.num_rows if self.until is None else _before(batch, self.until)
+
+    def keep(self, operator: str, store: StoreSpec | None, step: Step) -> None:
+        """Keep what a step changed, dropped and measured."""
+        if store is not None and step.changes is not None:
+            self.changes[store.name] = step.changes
         self.dropped.extend(step.dropped)
         if step.measures:
             self.measures[operator] = measures.after(self.measures.get(operator, {}), step.measures)
+
+
+class _Halted(Exception):
+    """The operator at `place` did nothing: too much closes at once, and there is a way to let less close."""
+
+    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: ClosesTooMuch) -> None:
+        super().__init__(str(error))
+        self.place, self.operator, self.store, self.error = place, operator, store, error
 
 
 class Chain:
@@ -63,30 +81,86 @@ class Chain:
     def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
         """One batch (TASK_SCHEMA, in source order) against the state as of its first record.
 
-        An empty one lets the last operator that has a backlog go on: so none piles up behind another. Raises
-        ExpressionFailed naming operator and source offset, unless the job drops failing records.
+        An empty one lets the last operator that has a backlog go on: so none piles up behind another. Where none has,
+        but time was on its way along the chain, it goes on. Raises ExpressionFailed naming operator and source
+        offset, unless the job drops failing records.
         """
-        stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
-        result = ChainResult([], [], {}, [], stream_time)
         first = 0 if batch.num_rows else self._last_backlog(states)
-        for i, (name, store, operator) in enumerate(self._nodes[first:]):
-            if i and not batch.num_rows:
-                break
-            step = operator.process(batch, states[store.name] if store else None)
-            if store and step.changes is not None:
-                result.changes[store.name] = step.changes
-            result.note(name, step)
-            batch = step.forward
-        return self._delivered(batch, result)
+        if first == len(self._nodes) and (waiting := self._waiting(states)) is not None:
+            return self._advance(*waiting, states)
+        stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
+        result, forward = ChainResult([], [], {}, [], stream_time), batch
+        try:
+            for place in range(first, len(self._nodes)):
+                if forward.num_rows or place == first:
+                    forward = self._process(place, forward, states, result, batch)
+        except _Halted as halted:
+            return self._cut(halted, batch, states)
+        return self._delivered(forward, result)
+
+    def _process(
+        self,
+        place: int,
+        batch: pa.RecordBatch,
+        states: Mapping[str, StateReader],
+        result: ChainResult,
+        source: pa.RecordBatch,
+    ) -> pa.RecordBatch:
+        """One operator's step; what it says goes on. `source`: the records that all of it comes from, if these can be
+        cut. Raises _Halted.
+        """
+        name, store, operator = self._nodes[place]
+        state = states[store.name] if store else None
+        try:
+            step = operator.process(batch, state)
+        except ClosesTooMuch as error:
+            if store is None or state is None or not isinstance(operator, Closing):
+                raise
+            if error.previous is None or (error.previous < error.offset and _before(source, error.offset)):
+                raise _Halted(place, operator, store, error) from error
+            step = operator.process_whole(batch, state)
+        result.keep(name, store, step)
+        return step.forward
+
+    def _cut(self, halted: _Halted, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
+        """The records before one that closes too much; where none are, a part of what it closes."""
+        error = halted.error
+        if error.previous is None:
+            return self._close(halted, states, int(batch.column("offset")[0].as_py()) if batch.num_rows else None)
+        before = self.run(batch.slice(0, _before(batch, error.offset)), states)
+        return before if before.until is not None else replace(before, until=error.offset)
+
+    def _close(self, halted: _Halted, states: Mapping[str, StateReader], until: int | None) -> ChainResult:
+        """A part of what a record closes, and no more than that: it comes again."""
+        result = ChainResult([], [], {}, [], clock.NOT_STARTED, until=until)
+        step = halted.operator.close(
+            halted.error.to, states[halted.store.name], "stream_time", cause=halted.error.offset
+        )
+        result.keep(halted.store.operator, halted.store, step)
+        forward = step.forward
+        try:
+            for place in range(halted.place + 1, len(self._nodes)):
+                if forward.num_rows:
+                    forward = self._process(place, forward, states, result, empty(TASK_SCHEMA))
+        except _Halted as behind:
+            return self._close(behind, states, until)
+        return self._delivered(forward, result)
 
     def has_backlog(self, states: Mapping[str, StateReader]) -> bool:
         """Whether an operator has more to say of what it was given; until it has, nothing else should be given."""
-        return self._last_backlog(states) < len(self._nodes)
+        return self._last_backlog(states) < len(self._nodes) or self._waiting(states) is not None
 
     def _last_backlog(self, states: Mapping[str, StateReader]) -> int:
         """The place of the last operator with a backlog; past the end where none has one."""
         places = range(len(self._nodes) - 1, -1, -1)
         return next((i for i in places if _has_backlog(*self._nodes[i][1:], states)), len(self._nodes))
+
+    def _waiting(self, states: Mapping[str, StateReader]) -> tuple[int, Advance] | None:
+        """The place where time that is moved by hand waits, and how far it is to be moved."""
+        for place, (_, store, _) in enumerate(self._nodes):
+            if store is not None and (advance := Advance.of(states[store.name])) is not None:
+                return place, advance
+        return None
 
     def horizon(self, states: Mapping[str, StateReader]) -> int | None:
         """The lowest stream time that closes everything that is open in the stores; None when nothing is."""
@@ -100,22 +174,29 @@ class Chain:
     def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason) -> ChainResult:
         """Move the stream time of every operator to `to`, in order: each first gets what those before it let go.
 
-        Offsets of outputs are NO_CAUSE. Operators that do not wait for time (deduplicate) do not take part.
+        Offsets of outputs are NO_CAUSE. Operators that do not wait for time (deduplicate) do not take part. Where one
+        is not through, those behind it wait until it is: there time is moved by later runs, with an empty batch.
         """
-        batch, result = empty(TASK_SCHEMA), ChainResult([], [], {}, [], to)
-        for name, store, operator in self._nodes:
-            state = states[store.name] if store else None
-            step = operator.process(batch, state) if batch.num_rows else Step(batch)
-            changes, batch = step.changes, step.forward
-            result.note(name, step)
-            if state is not None and isinstance(operator, Advancing):
-                overlay = Overlay(state, changes)
-                then = operator.advance(to, overlay, reason)
-                changes, batch = overlay.merged(then.changes), pa.concat_batches([batch, then.forward])
-                result.note(name, then)
-            if store and changes is not None:
-                result.changes[store.name] = changes
-        return self._delivered(batch, result)
+        return self._advance(0, Advance(to, reason), states)
+
+    def _advance(self, first: int, advance: Advance, states: Mapping[str, StateReader]) -> ChainResult:
+        forward, result, is_moving = empty(TASK_SCHEMA), ChainResult([], [], {}, [], advance.to), True
+        try:
+            for place in range(first, len(self._nodes)):
+                name, store, operator = self._nodes[place]
+                if forward.num_rows:
+                    forward = self._process(place, forward, states, result, empty(TASK_SCHEMA))
+                if is_moving and store is not None and isinstance(operator, Advancing):
+                    overlay = Overlay(states[store.name], result.changes.pop(store.name, None))
+                    step = operator.advance(advance.to, overlay, advance.reason)
+                    is_moving = step.is_through
+                    changes = overlay.merged(step.changes)
+                    changes = noted(None if is_moving else advance, states[store.name], changes)
+                    result.keep(name, store, replace(step, changes=changes))
+                    forward = pa.concat_batches([forward, step.forward])
+        except _Halted as halted:
+            return self._close(halted, states, None)
+        return self._delivered(forward, result)
 
     def _delivered(self, batch: pa.RecordBatch, result: ChainResult) -> ChainResult:
         for stream, gate in self._sinks:
@@ -145,6 +226,11 @@ def _operator(node: Node, on_error: OnError) -> Operator:
 
 def _has_backlog(store: StoreSpec | None, operator: Operator, states: Mapping[str, StateReader]) -> bool:
     return isinstance(operator, Draining) and store is not None and operator.has_backlog(states[store.name])
+
+
+def _before(batch: pa.RecordBatch, offset: int) -> int:
+    """How many records come before a source offset."""
+    return int(np.searchsorted(batch.column("offset").to_numpy(), offset))
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

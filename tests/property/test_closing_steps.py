@@ -1,0 +1,135 @@
+"""What closes at once is let go in steps, and where the steps end changes nothing: results, their order and causes,
+what is dropped, and what the stores hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.streams.operators.aggregate import Aggregate
+from service.streams.operators.suppress import Suppress
+from service.streams.topology.chain import ChainResult
+from tests import strategies
+from tests.property.test_finals import BETWEEN, windows
+from tests.task import Record, Task, batch_of, cut, held, job, shown
+
+COUNT = {"n": {"fn": "count"}}
+HOLD = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 5}
+FINAL = {"op": "suppress", "name": "final", "until": "window_closes"}
+
+
+@st.composite
+def bursts(draw: st.DrawFn) -> list[Record]:
+    """Records of several keys within a few times, then a jump that closes what they opened, and again."""
+    each = st.fixed_dictionaries(
+        {
+            "key": st.sampled_from([*"abcdef", None]),
+            "value": st.sampled_from([{"id": "g"}, {"id": "h"}, {}]),
+            "timestamp": st.integers(0, 5),
+        }
+    )
+    found, now = [], 0
+    for burst in draw(st.lists(st.lists(each, min_size=3, max_size=9), min_size=2, max_size=5)):
+        found += [{**record, "timestamp": now + record["timestamp"]} for record in burst]
+        now += draw(st.sampled_from([4, 9, 40, 1000]))
+    return found
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[Record]:
+    """Operators of which one or two let results go when time has come so far."""
+
+    def aggregate(name: str, emit: str) -> Record:
+        return {"op": "aggregate", "name": name, "window": draw(windows), "aggregates": COUNT, "emit": emit}
+
+    closing = aggregate("closing", "on_window_close")
+    between = draw(st.lists(st.sampled_from(BETWEEN), max_size=1))
+    return draw(
+        st.sampled_from(
+            [
+                [closing],
+                [HOLD, closing],
+                [closing, *between, HOLD],
+                [aggregate("running", "on_update"), *between, FINAL],
+                [closing, {"op": "select_key", "name": "again", "key": "key"}, aggregate("behind", "on_window_close")],
+            ]
+        )
+    )
+
+
+@dataclass
+class Stepping:
+    """A task as a slot runs it, whose operators let at most so much go at once (None: as much as ever)."""
+
+    operators: list[Record]
+    at_once: int | None = None
+    out: list[Record] = field(default_factory=list)
+    dropped: list[tuple[str, str, int]] = field(default_factory=list)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.task = Task(job(self.operators))
+        if self.at_once is not None:
+            for _, _, operator in self.task.chain._nodes:
+                if isinstance(operator, Aggregate | Suppress):
+                    operator.at_once = self.at_once
+
+    def feed(self, batch: Any) -> None:
+        self.drain()
+        while batch.num_rows:
+            result = self.task.run(batch)
+            self._keep(result)
+            self.drain()
+            batch = batch.slice(result.taken(batch))
+
+    def drain(self) -> None:
+        while self.task.chain.has_backlog(self.task.states):
+            self._keep(self.task.run(batch_of([])))
+
+    def flush(self) -> None:
+        while (to := self.task.chain.horizon(self.task.states)) is not None:
+            result = self.task.chain.advance(to, self.task.states, "flush")
+            self.task.replay(result.changes)
+            self._keep(result)
+            self.drain()
+
+    def _keep(self, result: ChainResult) -> None:
+        self.runs += 1
+        records = result.outputs[0][1]
+        told = zip(shown(records), result.offsets[0].tolist(), records.column("headers").to_pylist(), strict=True)
+        self.out += [{**record, "offset": offset, "headers": headers} for record, offset, headers in told]
+        self.dropped += [
+            (each.operator, each.reason, offset)
+            for each in result.dropped
+            for offset in each.rows.column("offset").to_pylist()
+        ]
+
+
+def times(task: Task) -> dict[str, dict[bytes, bytes]]:
+    """What operators remember about themselves: how far time has come."""
+    return {
+        name: {key: value for key, value in state.items() if key.startswith(b"\x02")}
+        for name, state in task.states.items()
+    }
+
+
+@given(chains(), bursts(), strategies.batch_sizes, st.integers(1, 4), st.integers(0, 12))
+def test_steps_of_any_size_come_to_the_same_as_one(
+    operators: list[Record], records: list[Record], sizes: list[int], at_once: int, flushed: int
+) -> None:
+    whole, steps = Stepping(operators), Stepping(operators, at_once)
+    whole_batches, step_batches = [batch_of(records[:flushed])], cut(records[:flushed], sizes)
+    for machine, batches in (whole, whole_batches), (steps, step_batches):
+        for batch in batches:
+            machine.feed(batch)
+        machine.flush()
+        machine.feed(batch_of(records[flushed:], flushed))
+        machine.flush()
+    assert steps.out == whole.out
+    assert sorted(steps.dropped) == sorted(whole.dropped)
+    assert held(steps.task) == held(whole.task)
+    assert times(steps.task) == times(whole.task)
