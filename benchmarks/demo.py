@@ -160,7 +160,8 @@ def _show_bidders(running: Running, found: Results) -> None:
 
 def _show_alert(running: Running, found: Results, given: Sample) -> None:
     _paragraph(
-        f"[bold]alert[/bold] found fewer than {given.rate_per_s:,} bids in {len(found.alerts)} minutes of a maker:"
+        f"[bold]alert[/bold] found {len(found.alerts)} minutes in which a maker had fewer than "
+        f"{given.rate_per_s:,} bids:"
     )
     _shell('curl -H "$AUTH" "$API/v1/streams/alerts/records?partition=0"')
     _table(

@@ -13,7 +13,8 @@ import orjson
 import typer
 import uvloop
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from service.settings import Settings
 from service.streams.errors import CatalogUnavailable
@@ -30,14 +31,28 @@ app.add_typer(tokens, name="token")
 UNREACHABLE = (CatalogUnavailable, SQLAlchemyError, OSError)  # database, storage or port
 DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"
 
+# None where nothing is given: then the setting of that name says it, from the environment or by its default.
+Host = Annotated[
+    str | None, typer.Option(help="The address to listen on.", show_default="MILLRACE_HOST, else 127.0.0.1")
+]
+Port = Annotated[
+    int | None, typer.Option(help="The port; 0 takes a free one.", show_default="MILLRACE_PORT, else 8080")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where everything is kept.", show_default="MILLRACE_DATA_DIR, else ./millrace-data"),
+]
+
 
 @app.command()
 def up(
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    data_dir: Path = Path("./millrace-data"),
-    instances: int = 1,
-    cores: int | None = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    instances: Annotated[int, typer.Option(help="Spark applications to run; 0: the API alone.")] = 1,
+    cores: Annotated[
+        int | None, typer.Option(help="Slots that a job may have in each.", show_default="all processors")
+    ] = None,
     spark_ui: Annotated[bool, typer.Option("--spark-ui", help="Serve Spark's own pages too, on loopback.")] = False,
 ) -> None:
     """Run everything here: the API and INSTANCES Spark applications, on SQLite and a local folder."""
@@ -54,9 +69,10 @@ def up(
 
 
 @app.command()
-def api(host: str = "127.0.0.1", port: int = 8080) -> None:
+def api(host: Host = None, port: Port = None) -> None:
     """Run the API alone, on the catalog and storage that MILLRACE_* name."""
     settings = _settings(host=host, port=port)
+    _need_catalog(settings)
     from service import embedded, logs
 
     logs.configure(settings.log_level)
@@ -72,7 +88,10 @@ def instance(
     api: Annotated[str, typer.Option("--api", help="Where the API is reached.")],
     spark_master: Annotated[str | None, typer.Option(help="As in spark-submit; default MILLRACE_SPARK_MASTER.")] = None,
 ) -> None:
-    """Attach a Spark application to the API; it runs jobs until SIGTERM."""
+    """Attach a Spark application to the API; it runs jobs until SIGTERM.
+
+    It also takes --name, --cores, --replica-dir and --spark-ui, and reads MILLRACE_API_KEY: see docs/settings.md.
+    """
     master = spark_master or _settings().spark_master
     if not master:
         _fail("say where Spark is: --spark-master, or MILLRACE_SPARK_MASTER")
@@ -151,7 +170,9 @@ def main() -> None:
 def _in_catalog(verb: str, work: Any, **arguments: Any) -> Any:
     from service.catalog.engine import Catalog
 
-    catalog = Catalog(_settings().database_url)
+    settings = _settings()
+    _need_catalog(settings)
+    catalog = Catalog(settings.database_url)
     try:
         if not catalog.is_current:
             _fail("the catalog's schema is not this version's: run `millrace migrate`")
@@ -162,9 +183,23 @@ def _in_catalog(verb: str, work: Any, **arguments: Any) -> Any:
         catalog.close()
 
 
-def _settings(**given: Any) -> Settings:
+def _need_catalog(settings: Settings) -> None:
+    """Say it at once where no catalog was ever made: SQLite would make an empty file, or name a missing folder."""
     try:
-        return Settings(**given)
+        url = make_url(settings.database_url)
+    except ArgumentError:
+        _fail(
+            "MILLRACE_DATABASE_URL is no database URL: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+        )
+    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    if is_file and not Path(str(url.database)).exists():
+        _fail(f"there is no catalog at {url}: start `millrace up` once, or run `millrace migrate`")
+
+
+def _settings(**given: Any) -> Settings:
+    """The settings; what was given on the command line wins over the environment, and that over the defaults."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         _fail(
             "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors())

@@ -1,6 +1,6 @@
 """What a deployment may decide: every `MILLRACE_*` variable, its default and its limits.
 
-Knows the environment and is its only reader (fault points of the kill tests apart). Refuses to know what
+Knows the environment and is its only reader in `service` (fault points of the kill tests apart). Refuses to know what
 the values are used for: whoever needs one gets it from `create_app(settings)` or from the command line.
 """
 

@@ -36,6 +36,7 @@ from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
 SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 3, 4, 5, 6, 7  # exit codes
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
@@ -47,10 +48,11 @@ UNUSED_REPLICA_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line."""
+    """The command line, and what of the environment an instance reads."""
 
     api: str
     api_key: str
+    log_level: str
     spark_master: str
     name: str
     cores: int | None
@@ -70,10 +72,14 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--replica-dir", type=Path, default=Path(replicas), help="on each executor's own disk")
     parser.add_argument("--spark-ui", action="store_true", help="serve Spark's UI (on a cluster it always is)")
     parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
+    log_level = os.environ.get("MILLRACE_LOG_LEVEL") or "info"
     found = parser.parse_args(arguments)
+    if log_level not in LOG_LEVELS:
+        parser.error(f"MILLRACE_LOG_LEVEL is {log_level!r}: it is one of {', '.join(LOG_LEVELS)}")
     return Options(
         api=found.api.rstrip("/"),
         api_key=os.environ.get("MILLRACE_API_KEY", ""),
+        log_level=log_level,
         spark_master=found.spark_master,
         name=found.name,
         cores=found.cores,
@@ -86,7 +92,7 @@ def parse(arguments: Sequence[str]) -> Options:
 def main() -> int:
     """Run an instance until SIGTERM; the exit code."""
     options = parse(sys.argv[1:])
-    logs.configure("info")
+    logs.configure(options.log_level)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     asked_to_stop = threading.Event()
     if options.watches_stdin:

@@ -156,9 +156,18 @@ def outputs(result: ChainResult) -> list[Record]:
     return shown(result.outputs[0][1])
 
 
+def parts(task: Task, batch: pa.RecordBatch) -> list[ChainResult]:
+    """The results of a batch, in as many parts as the task makes of it."""
+    found = [task.run(batch)]
+    while rest := batch.num_rows - (taken := found[-1].taken(batch)):
+        batch = batch.slice(taken, rest)
+        found.append(task.run(batch))
+    return found
+
+
 def run_all(task: Task, batches: Iterable[pa.RecordBatch]) -> list[Record]:
     """The outputs of all batches."""
-    return [record for batch in batches for record in outputs(task.run(batch))]
+    return [record for batch in batches for result in parts(task, batch) for record in outputs(result)]
 
 
 def check_replay(topology: Topology, batches: Sequence[pa.RecordBatch], crash: int) -> None:

@@ -4,12 +4,15 @@ what is dropped, and what the stores hold.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.streams.operators import functions, grouping
 from service.streams.operators.aggregate import Aggregate
 from service.streams.operators.suppress import Suppress
 from service.streams.topology.chain import ChainResult
@@ -115,6 +118,37 @@ def times(task: Task) -> dict[str, dict[bytes, bytes]]:
         name: {key: value for key, value in state.items() if key.startswith(b"\x02")}
         for name, state in task.states.items()
     }
+
+
+@given(chains(), bursts(), st.integers(1, 30))
+def test_a_batch_of_too_many_events_is_cut_and_comes_to_the_same(
+    operators: list[Record], records: list[Record], most: int
+) -> None:
+    whole, parts = Stepping(operators), Stepping(operators)
+    for machine, events in (whole, grouping.MAX_EVENTS), (parts, most):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grouping, "MAX_EVENTS", events)
+            machine.feed(batch_of(records))
+            machine.flush()
+    assert parts.out == whole.out
+    assert sorted(parts.dropped) == sorted(whole.dropped)
+    assert held(parts.task) == held(whole.task)
+
+
+@pytest.mark.parametrize("function", [{"fn": "collect", "of": "value"}, {"fn": "last", "of": "value->>'id'"}])
+@given(records=bursts(), most=st.integers(1, 200))
+def test_a_batch_with_too_much_to_say_is_cut_and_comes_to_the_same(
+    function: Record, records: list[Record], most: int
+) -> None:
+    operators = [{"op": "aggregate", "name": "all", "aggregates": {"all": function}}]
+    whole, parts = Stepping(operators), Stepping(operators)
+    whole.feed(batch_of(records))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "MAX_SAID", most)
+        parts.feed(batch_of(records))
+    assert parts.out == whole.out
+    assert held(parts.task) == held(whole.task)
+    assert parts.runs > whole.runs or sum(len(json.dumps(out["value"]["all"])) for out in whole.out[:-1]) <= 2 * most
 
 
 @given(chains(), bursts(), strategies.batch_sizes, st.integers(1, 4), st.integers(0, 12))

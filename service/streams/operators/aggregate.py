@@ -20,13 +20,13 @@ from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
 from service.streams.operators.functions import Events, FunctionSpec
-from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s, TooMany
+from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
 from service.streams.operators.map_values import FieldName
-from service.streams.operators.step import NO_CAUSE, ClosesTooMuch, Evaluated, OnError, Step, evaluate_for
+from service.streams.operators.step import NO_CAUSE, Evaluated, OnError, Step, TooMany, TooMuchAtOnce, evaluate_for
 from service.streams.operators.windows import (
     SessionWindow,
     SlidingWindow,
@@ -38,6 +38,10 @@ from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 
 MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
+
+
+MOST_BYTES_AT_ONCE: Final = 64 << 20  # that they may take in the store
+_SAMPLED: Final = 256  # of which that is guessed
 
 
 class _Move(NamedTuple):
@@ -93,15 +97,15 @@ class Aggregate:
     def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
         """The updates of records in order, or the results of the windows that they close.
 
-        Raises ExpressionFailed and AggregateFailed with the record; ClosesTooMuch.
+        Raises ExpressionFailed and AggregateFailed with the record; TooMuchAtOnce.
         """
         if state is None:
             raise TypeError(f"{self.name} keeps state")
-        return self._process(batch, state, self.at_once)
+        return self._process(batch, state, is_bounded=True)
 
     def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        """`process`, however much closes."""
-        return self._process(batch, state, None)
+        """`process`, however much it is."""
+        return self._process(batch, state, is_bounded=False)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
         """The results of the windows that are closed when stream time is moved to `to`; no record causes it."""
@@ -112,7 +116,7 @@ class Aggregate:
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         results = self._evaluated(keyed.rows).results
         to = max(keyed.before, to)
-        due = self._due(state, to, self.at_once)
+        due = self._due(state, to)
         if due.next_time is not None:
             # Windows of one size and one start may close in any parts: their order is that of their index.
             due = due.whole_moments(state) if self.is_end_inclusive else due
@@ -120,40 +124,45 @@ class Aggregate:
         step = self._run(keyed, results, state, due, _Move(to, reason, cause), [])
         return replace(step, is_through=due.next_time is None)
 
-    def _process(self, batch: pa.RecordBatch, state: StateReader, at_once: int | None) -> Step:
+    def _process(self, batch: pa.RecordBatch, state: StateReader, *, is_bounded: bool) -> Step:
         rows, dropped = self._admitted(batch)
         done = self._evaluated(rows)
         keyed = Keyed.of(self.name, done.rows, state)
-        due = self._due(state, keyed.now, at_once)
+        due = self._due(state, keyed.now) if is_bounded else self._all_due(state, keyed.now)
         if due.next_time is not None:
-            raise self._too_much(keyed, due)
+            row = int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms))
+            raise _too_much(keyed.rows, keyed.running, row)
         move = _Move(keyed.now, "stream_time", NO_CAUSE)
         try:
             return self._run(keyed, done.results, state, due, move, [*dropped, *done.dropped])
-        except TooMany:
-            return self._halved(batch, state, at_once)
+        except TooMuchAtOnce:
+            if is_bounded:
+                raise
+            return self._halved(batch, state)
 
-    def _halved(self, batch: pa.RecordBatch, state: StateReader, at_once: int | None) -> Step:
+    def _halved(self, batch: pa.RecordBatch, state: StateReader) -> Step:
         """The same as two batches, as every cut comes to the same."""
         half = batch.num_rows // 2
-        first = self._process(batch.slice(0, half), state, at_once)
+        first = self.process_whole(batch.slice(0, half), state)
         overlay = Overlay(state, first.changes)
-        try:
-            then = self._process(batch.slice(half), overlay, at_once)
-        except ClosesTooMuch as error:
-            raise error.behind(batch.slice(0, half)) from error
+        then = self.process_whole(batch.slice(half), overlay)
         forward = pa.concat_batches([first.forward, then.forward])
         measured = measures.after(first.measures, then.measures)
         return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped, measured)
 
-    def _due(self, state: StateReader, now: int, at_once: int | None) -> Due:
+    def _all_due(self, state: StateReader, now: int, limit: int | None = None) -> Due:
         """The open windows that are closed at a stream time."""
-        return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, at_once)
+        return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, limit)
 
-    def _too_much(self, keyed: Keyed, due: Due) -> ClosesTooMuch:
-        row = int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms))
-        previous, offset = [None] * (row == 0) + keyed.rows.column("offset")[max(row - 1, 0) : row + 1].to_pylist()
-        return ClosesTooMuch(offset, previous, int(keyed.running[row]))
+    def _due(self, state: StateReader, now: int) -> Due:
+        """No more of them than are to be closed at once: less where they hold much."""
+        due = self._all_due(state, now, self.at_once)
+        if not self.aggregates.has_objects or len(due.times) <= _SAMPLED:
+            return due
+        some = range(0, len(due.times), len(due.times) // _SAMPLED)
+        places = [self.gatherer.place(due.keys[i], int(due.times[i])) for i in some]
+        size = sum(map(len, state.get_many(places, b""))) // len(places) + 1
+        return due.first(max(MOST_BYTES_AT_ONCE // size, _SAMPLED))
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time that closes the last of its windows; None when all are closed, or the last never is."""
@@ -194,14 +203,17 @@ class Aggregate:
         move: _Move,
         dropped: list[Dropped],
     ) -> Step:
-        """Records, and then time alone. `results` are those of the expressions."""
+        """Records, and then time alone. `results` are those of the expressions. Raises TooMuchAtOnce."""
         time = RecordTime.of(keyed, state)
         is_kept = keyed.keys.is_valid()
         rows, running, by_records, results = _kept(is_kept, keyed.rows, keyed.running, time.running, results)
-        gathered = self.gatherer.gather(Feed(rows, running, keyed.before, move.to, due), state)
-        said = _Said.all_of(gathered, is_final=self.is_final, is_net=self.is_net)
-        inputs = self.aggregates.inputs(results, rows)
-        out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
+        try:
+            gathered = self.gatherer.gather(Feed(rows, running, keyed.before, move.to, due), state)
+            said = _Said.all_of(gathered, is_final=self.is_final, is_net=self.is_net)
+            inputs = self.aggregates.inputs(results, rows)
+            out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
+        except TooMany as error:
+            raise _too_much(rows, running, error.first) from error
         forward = self._closings(keyed, gathered, move) if self.is_final else self._updates(rows, gathered, said, out)
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),
@@ -322,6 +334,12 @@ def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:
             return IntoSlidingWindows(aggregates, spec.window, is_final=is_final)
         case window:
             return IntoTimeWindows(aggregates, window, is_final=is_final)
+
+
+def _too_much(rows: pa.RecordBatch, running: Int64s, row: int) -> TooMuchAtOnce:
+    """What to raise when it is too much from a row on."""
+    offsets = rows.column("offset")
+    return TooMuchAtOnce(offsets[row].as_py(), offsets[row - 1].as_py() if row else None, int(running[row]))
 
 
 def _kept(

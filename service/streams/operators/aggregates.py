@@ -45,6 +45,7 @@ class Aggregates:
         self._types = [*stamps, *(function.types for function in self._functions)]
         flat = [(i, j) for i, types in enumerate(self._types) for j, _ in enumerate(types)]
         self._flat = sorted(flat, key=lambda at: self._types[at[0]][at[1]] == "O")
+        self.has_objects = any("O" in types for types in self._types)
         self.codec = EntryCodec([self._types[i][j] for i, j in self._flat])
 
     def inputs(self, results: pa.RecordBatch, rows: pa.RecordBatch) -> list[Inputs]:
@@ -75,7 +76,7 @@ class Aggregates:
     def fold(self, events: Events, inputs: list[Inputs], rows: pa.RecordBatch, state: State, count: int) -> State:
         """Let the events change the state; returns the `count` results that they ask for.
 
-        Raises AggregateTooLarge, IntegerOverflow and AggregatorFailed, with the record.
+        Raises AggregateTooLarge, IntegerOverflow and AggregatorFailed, with the record; TooMany.
         """
         out = [[np.full(count, None) if kind == "O" else np.zeros(count, kind) for kind in t] for t in self._types]
         begin = int(self._has_stamps)

@@ -32,8 +32,10 @@ from service.streams.operators.aggregators import (
     installed,
 )
 from service.streams.operators.fields import ExpressionText, Spec, admitted, kind_name, problem
+from service.streams.operators.step import TooMany
 
 MAX_AGGREGATE_BYTES: Final = 1 << 20
+MAX_SAID: Final = 1 << 26  # characters of the results of one batch: they are in memory some five times
 FUNCTIONS: Final = {
     "count": "How many records there are, whatever they hold.",
     "sum": "The sum of numbers: exact for integers (64 bits) and decimals, in doubles for doubles.",
@@ -357,13 +359,27 @@ class Pick(_Fixed):
         fold.pick(*events.arrays, self._is_last, inputs.values, inputs.valid, *state, *out)
 
 
+class _Room:
+    """What the results of one batch may still take."""
+
+    def __init__(self, events: Events) -> None:
+        self._events, self._left = events, MAX_SAID
+
+    def taken_by(self, text: str | None, event: int) -> str | None:
+        """The text. Raises TooMany where it is too much, unless it is all of the first record."""
+        self._left -= len(text or "")
+        if self._left < 0 and (row := self._events.row_of(event)):
+            raise TooMany(row)
+        return text
+
+
 class _Objects:
     """What functions have in common whose state is one object a slot (None = nothing yet): a loop over events."""
 
     types: tuple[str, ...] = ("O",)
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
-        objects, results = state[0], out[0]
+        objects, results, room = state[0], out[0], _Room(events)
         for event, kind, slot, other, place in events:
             if kind == fold.COPY:
                 objects[slot] = self._copied(objects[other])
@@ -375,7 +391,7 @@ class _Objects:
             if objects[slot] is not None:
                 _check_size(self._size(objects[slot]), event)
             if place >= 0:
-                results[place] = self._text(objects[slot])
+                results[place] = room.taken_by(self._text(objects[slot]), event)
 
     def loaded(self, stored: Sequence[Column]) -> list[Column]:
         return [_objects(None if text is None else self._read(text) for text in stored[0])]
@@ -553,7 +569,7 @@ class Custom(_Objects):
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
         mine = aggregator_named(self._name)
-        keys = [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()]
+        keys, room = [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()], _Room(events)
         for event, kind, slot, other, place in events:
             key = keys[events.row_of(event)]
             try:
@@ -562,7 +578,7 @@ class Custom(_Objects):
                 raise Failure(AggregatorFailed, event, f"{type(error).__name__}: {error}") from error
             _check_size(_utf8_length(text), event)
             if place >= 0:
-                out[0][place] = text
+                out[0][place] = room.taken_by(text, event)
 
     def _step(
         self, mine: Aggregator, key: str, kind: int, slot: int, other: int, inputs: Inputs, objects: Column

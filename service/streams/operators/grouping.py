@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from service.streams import store_keys
 from service.streams.entries import Column
 from service.streams.operators.aggregates import State
+from service.streams.operators.step import TooMany
 from service.streams.records import StateReader
 
 Int64s = npt.NDArray[np.int64]
@@ -25,17 +26,17 @@ Flags = npt.NDArray[np.bool_]
 Changes = list[tuple[pa.Array, pa.Array]]  # store keys and values (binary, null = deleted), in any order
 
 NO_SLOTS = np.empty(0, np.int64)
-MAX_EVENTS: Final = 1 << 22  # of one batch, some 100 bytes each; one that would have more is cut in two
+MAX_EVENTS: Final = 1 << 22  # of one batch, some 100 bytes each; one that would have more is cut
 
 
-class TooMany(Exception):
-    """The records of a batch fall into too many windows to gather them at once."""
-
-    @classmethod
-    def check(cls, events: int, records: int) -> None:
-        """Raise it, unless there is but one record."""
-        if events > MAX_EVENTS and records > 1:
-            raise cls(f"{events} events of {records} records")
+def checked(events: Int64s) -> int:
+    """How many events there are, given those of each record. Raises TooMany, unless one record makes them all."""
+    total = int(events.sum())
+    if total > MAX_EVENTS:
+        first = max(int(np.searchsorted(np.cumsum(events), MAX_EVENTS, side="right")), 1)
+        if first < len(events):
+            raise TooMany(first)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,20 @@ class Due:
         bounds = store_keys.index_bound(0), store_keys.index_bound(before)
         found = [key for key, _ in state.scan(*bounds, None if limit is None else limit + 1)]
         times, keys = store_keys.split_index_keys(found)
-        if limit is None or len(found) <= limit:
-            return cls(times, keys, found)
-        return cls(times[:limit], keys[:limit], found[:limit], int(times[limit]))
+        due = cls(times, keys, found)
+        return due if limit is None else due.first(limit)
+
+    def first(self, count: int) -> Self:
+        """No more than so many of them."""
+        if count >= len(self.times):
+            return self
+        return replace(
+            self,
+            times=self.times[:count],
+            keys=self.keys[:count],
+            index=self.index[:count],
+            next_time=int(self.times[count]),
+        )
 
     def whole_moments(self, state: StateReader) -> Self:
         """All or none of those with the same time; of the first there are all. There were too many."""
@@ -80,7 +92,7 @@ class Due:
         count = int(np.searchsorted(self.times, self.next_time))
         if not count:
             return replace(self.of(state, self.next_time + 1), next_time=self.next_time)
-        return replace(self, times=self.times[:count], keys=self.keys[:count], index=self.index[:count])
+        return self.first(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +164,9 @@ class Gatherer(Protocol):
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """May raise TooMany."""
+
+    def place(self, key: bytes, time: int) -> bytes:
+        """Where the entry lies that the index has under a time, of a key in its ordered form."""
 
 
 def keys_of(column: pa.Array, more: list[bytes]) -> tuple[Keys, Int32s, Int32s]:

@@ -97,6 +97,10 @@ class IntoSessions:
             closed=self._closed(run, close),
         )
 
+    def place(self, key: bytes, _: int) -> bytes:
+        """The packed sessions of the key: those that may be due are nearly always among them."""
+        return store_keys.HOT + key
+
     def _cold(
         self, feed: Feed, keys: Keys, ids: Int32s, hot: Sessions, was_close: int, close: int, state: StateReader
     ) -> _Cold:

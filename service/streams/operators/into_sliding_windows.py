@@ -25,9 +25,9 @@ from service.streams.operators.grouping import (
     Int32s,
     Int64s,
     Keys,
-    TooMany,
     Updates,
     as_list,
+    checked,
     deleted,
     keys_of,
     noted,
@@ -80,6 +80,10 @@ class IntoSlidingWindows:
             writer=writer,
             closed=self._closed(slots, run.present, feed.before - self._grace, close),
         )
+
+    def place(self, key: bytes, time: int) -> bytes:
+        """The window that starts then."""
+        return store_keys.window_key(key, time)
 
     def _stored(
         self, feed: Feed, keys: Keys, ids: Int32s, due_ids: Int32s, due_starts: Int64s, state: StateReader
@@ -176,8 +180,7 @@ class _Run:
         self, feed: Feed, ids: Int32s, slots: _Slots, difference: int, grace: int, present: Flags, stamps: Int64s
     ) -> None:
         begins = np.searchsorted(slots.keys, np.arange(int(slots.keys.max(initial=-1)) + 2))
-        room = int((slots.rights - slots.lefts).sum()) + 4 * len(ids)
-        TooMany.check(room, len(ids))
+        room = checked(slots.rights - slots.lefts + 4)
         self.present, self.changed, counts = present.copy(), np.zeros(len(present), np.bool_), np.zeros(3, np.int64)
         kinds, event_slots, others = (
             np.empty(2 * room, np.int8),

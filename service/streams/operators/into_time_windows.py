@@ -29,9 +29,9 @@ from service.streams.operators.grouping import (
     Int32s,
     Int64s,
     Keys,
-    TooMany,
     Updates,
     as_list,
+    checked,
     deleted,
     keys_of,
     noted,
@@ -72,6 +72,10 @@ class IntoTable:
             dropped_ends=NO_SLOTS,
             writer=writer,
         )
+
+    def place(self, key: bytes, _: int) -> bytes:
+        """The one entry of the key."""
+        return store_keys.TABLE + key
 
 
 class IntoTimeWindows:
@@ -119,6 +123,10 @@ class IntoTimeWindows:
             closed=self._closed(slot_keys, starts, ends, close),
         )
 
+    def place(self, key: bytes, time: int) -> bytes:
+        """The window that starts then."""
+        return store_keys.window_key(key, time)
+
     def _stored(self, places: pa.Array, ends: Int64s, state: StateReader) -> tuple[Flags, list[Column]]:
         """Which windows are there, and what is in them. Those beyond the latest that ever was are not asked for."""
         codec, last = self._aggregates.codec, last_end(state)
@@ -133,8 +141,7 @@ class IntoTimeWindows:
     def _pairs(self, feed: Feed) -> _Pairs:
         stamps = feed.timestamps
         first = np.maximum(stamps - self._size + self._advance, 0) // self._advance
-        room = int((stamps // self._advance - first + 1).sum())
-        TooMany.check(room, len(stamps))
+        room = checked(stamps // self._advance - first + 1)
         rows, starts = np.empty(room, np.int32), np.empty(room, np.int64)
         dropped, dropped_ends = np.empty(room, np.int32), np.empty(room, np.int64)
         count, lost = kernel.assign(

@@ -38,8 +38,16 @@ class Step:
     is_through: bool = True
 
 
-class ClosesTooMuch(Exception):
-    """A record closes more than is to be held at once. Nothing is done of its batch.
+class TooMany(Exception):
+    """The records of a batch make too many events to have them at once, or too much to say; the `first` do not."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(f"no more than {first} records")
+        self.first = first
+
+
+class TooMuchAtOnce(Exception):
+    """From some record on it is more than is to be held at once. Nothing is done of its batch.
 
     `offset`: its source offset; `previous`: that of the record before it, None where it is the first; `to`: the stream
     time to which it moves its operator.
@@ -48,11 +56,6 @@ class ClosesTooMuch(Exception):
     def __init__(self, offset: int, previous: int | None, to: int) -> None:
         super().__init__(f"the record at {offset} moves stream time to {to}")
         self.offset, self.previous, self.to = offset, previous, to
-
-    def behind(self, rows: pa.RecordBatch) -> ClosesTooMuch:
-        """The same where other records come first."""
-        previous = rows.column("offset")[-1].as_py() if self.previous is None and rows.num_rows else self.previous
-        return ClosesTooMuch(self.offset, previous, self.to)
 
 
 class Operator(Protocol):
@@ -77,10 +80,10 @@ class Advancing(Operator, Protocol):
 
 @runtime_checkable
 class Closing(Advancing, Protocol):
-    """An operator that closes much in parts: its `process` raises ClosesTooMuch."""
+    """An operator that does much in parts: its `process` raises TooMuchAtOnce."""
 
     def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        """`process`, however much closes."""
+        """`process`, however much it is."""
 
     def close(self, to: int, state: StateReader, reason: CloseReason, *, cause: int) -> Step:
         """What closes first on the way to a stream time, because of the record at a source offset: it comes behind."""

@@ -20,7 +20,7 @@ from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import Advancing, ClosesTooMuch, Closing, Draining, OnError, Operator, Step
+from service.streams.operators.step import Advancing, Closing, Draining, OnError, Operator, Step, TooMuchAtOnce
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
 from service.streams.topology.advance import Advance, noted
@@ -37,8 +37,8 @@ class ChainResult:
     `outputs`: per sink its stream and records (RECORD_SCHEMA); `offsets`: per output the source offset that
     caused each record (int64). `changes`: CHANGELOG_SCHEMA by store name, of the stores that moved.
     `stream_time`: the highest timestamp of the batch. `measures`: by operator what it measured. `until`: the source
-    offset before which the batch was cut, as more closes than is to be held at once: records from there on are to be
-    given again; None: it was taken whole.
+    offset before which the batch was cut, as it comes to more than is to be held at once: records from there on are
+    to be given again; None: it was taken whole.
     """
 
     outputs: list[tuple[str, pa.RecordBatch]]
@@ -63,9 +63,9 @@ class ChainResult:
 
 
 class _Halted(Exception):
-    """The operator at `place` did nothing: too much closes at once, and there is a way to let less close."""
+    """The operator at `place` did nothing: it is too much at once, and there is a way to do less."""
 
-    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: ClosesTooMuch) -> None:
+    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: TooMuchAtOnce) -> None:
         super().__init__(str(error))
         self.place, self.operator, self.store, self.error = place, operator, store, error
 
@@ -113,7 +113,7 @@ class Chain:
         state = states[store.name] if store else None
         try:
             step = operator.process(batch, state)
-        except ClosesTooMuch as error:
+        except TooMuchAtOnce as error:
             if store is None or state is None or not isinstance(operator, Closing):
                 raise
             if error.previous is None or (error.previous < error.offset and _before(source, error.offset)):
@@ -123,7 +123,7 @@ class Chain:
         return step.forward
 
     def _cut(self, halted: _Halted, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
-        """The records before one that closes too much; where none are, a part of what it closes."""
+        """The records before the one with which it is too much; where none are, a part of what that one closes."""
         error = halted.error
         if error.previous is None:
             return self._close(halted, states, int(batch.column("offset")[0].as_py()) if batch.num_rows else None)

@@ -34,6 +34,19 @@ def test_the_ui_and_the_watch_on_stdin_are_off_unless_asked_for() -> None:
     assert not options.watches_stdin
 
 
+def test_how_much_is_logged_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MILLRACE_LOG_LEVEL", raising=False)
+    assert parse(NEEDED).log_level == "info"
+    monkeypatch.setenv("MILLRACE_LOG_LEVEL", "warning")
+    assert parse(NEEDED).log_level == "warning"
+    monkeypatch.setenv("MILLRACE_LOG_LEVEL", "loud")
+    with pytest.raises(SystemExit):
+        parse(NEEDED)
+    assert "MILLRACE_LOG_LEVEL is 'loud'" in capsys.readouterr().err
+
+
 def test_where_the_api_is_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--spark-master", "local[2]"])

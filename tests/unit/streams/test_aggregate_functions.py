@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from service.streams.errors import AggregateTooLarge, AggregatorFailed, ExpressionFailed, IntegerOverflow
-from service.streams.operators import aggregators
+from service.streams.operators import aggregators, functions
 from service.streams.topology.spec import JobSpec
-from tests.task import Task, batch_of, cut, job, outputs, run_all
+from tests.task import Task, batch_of, cut, job, outputs, parts, run_all
 
 SESSION = {"type": "session", "gap_ms": 5}
 V = "(value->>'v')::bigint"
@@ -302,6 +302,12 @@ def test_an_installed_aggregator_gets_keys_and_whole_values_and_may_change_its_a
     assert expected[-1]["value"] == {"x": [["é", {"v": 12}]]}
     again = task("custom", window={"type": "sliding", "time_difference_ms": 5}, aggregator="notes")
     assert run_all(again, cut(batch, [1, 1, 1])) == expected
+
+
+def test_what_an_installed_aggregator_says_is_cut_where_it_is_too_much(installed, monkeypatch):
+    monkeypatch.setattr(functions, "MAX_SAID", 10)
+    found = parts(task("custom", V, aggregator="concat"), batch_of(records(1, 2, 3)))
+    assert [[out["value"]["x"] for out in outputs(result)] for result in found] == [["0+1"], ["0+1+2"], ["0+1+2+3"]]
 
 
 def test_an_installed_aggregator_without_an_expression_gets_null_values_too(installed):

@@ -1,0 +1,61 @@
+"""README and docs: their shell is shell, the jobs in it are jobs, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from service.streams.topology.spec import JobSpec
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+README = (ROOT / "README.md").read_text()
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_to_be_pasted_is_shell(page: Path) -> None:
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+        checked = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_link_leads_to_a_page_and_a_heading_of_it(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]*)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+def test_the_jobs_of_the_readme_are_jobs() -> None:
+    given = re.findall(r"call jobs '(.*?)'\n", README, re.DOTALL) + re.findall(
+        r"<<'JSON'\n(.*?)JSON\n", README, re.DOTALL
+    )
+    assert [JobSpec.parse(json.loads(body)).name for body in given] == ["once", "visits"]
+
+
+def test_the_operators_of_their_page_are_operators() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    bodies = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    session = next(body for body in bodies if body["op"] == "aggregate")
+    for body in bodies:
+        before = [session] if body["op"] == "suppress" else []
+        JobSpec.parse({"name": "x", "source": "in", "operators": [*before, body]})
+    assert len(bodies) == 4
+
+
+def test_each_field_of_a_job_is_on_the_page_of_operators() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text()
+    for name in JobSpec.model_fields:
+        assert f"`{name}`" in page, name
