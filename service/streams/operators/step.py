@@ -5,7 +5,8 @@ It knows the shape that all operators share; it refuses to know what any of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, runtime_checkable
 
@@ -112,10 +113,17 @@ def evaluate_for(
     """Run an operator's expressions. A failing row raises ExpressionFailed with its offset, or is dropped; what took
     too long or grew too large raises in any case.
     """
-    try:
+    with _located(operator, batch):
         if on_error == "drop":
             return _evaluate_or_drop(operator, expressions, batch)
         return Evaluated(batch, evaluate(expressions, batch), [])
+
+
+@contextmanager
+def _located(operator: str, batch: pa.RecordBatch) -> Iterator[None]:
+    """Where an expression fails, say of which operator and at which record."""
+    try:
+        yield
     except ExpressionFailed as error:
         cause = batch.column("offset")[error.row].as_py()
         raise ExpressionFailed(operator, error.row, error.detail, None if cause == NO_CAUSE else cause) from error
@@ -130,10 +138,12 @@ def evaluate_updates(
         return evaluate_for(operator, expressions, batch, on_error)
     live = np.flatnonzero(values.is_valid())
     failed = np.zeros(len(values), np.bool_)
+    updates = batch.take(pa.array(live))
     if on_error == "drop":
-        results, failed[live] = evaluate_lenient(expressions, batch.take(pa.array(live)))
+        with _located(operator, updates):
+            results, failed[live] = evaluate_lenient(expressions, updates)
     else:
-        results = evaluate_for(operator, expressions, batch.take(pa.array(live)), on_error).results
+        results = evaluate_for(operator, expressions, updates, on_error).results
     places = np.full(len(values), -1)
     places[live] = np.arange(len(live))
     return _without_failed(operator, batch, results.take(pa.array(places, mask=places < 0)), failed)

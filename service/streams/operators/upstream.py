@@ -39,8 +39,8 @@ class Upstream:
                 return Upstream(is_table=True, window=operator.get("window"))
             case "distinct":
                 return Upstream(is_table=False, window=operator["window"])
-            case "select_key":
-                return PLAIN
+            case "select_key" | "deduplicate" | "deduplicate_by_key" | "deduplicate_by_key_value":
+                return PLAIN  # who looks at keys alone lets the first update of several windows through: no table
             case "suppress" if operator.get("time_limit_ms"):
                 return replace(self, is_delayed=True)
             case _:

@@ -68,7 +68,8 @@ class Place(NamedTuple):
 
 class Entry(NamedTuple):
     """One entry. `value`: JSON text; `window`: (start, end); `lives_until`: the last stream time that sees it;
-    `closes_at`: the stream time that makes it final, None where none does. `within`: its place in its partition.
+    `closes_at`: the stream time that makes it final, or where ends are inclusive the last that does not, None where
+    none does. `within`: its place in its partition.
     """
 
     within: bytes

@@ -18,7 +18,7 @@ from service.streams import clock, measures
 from service.streams.errors import OperatorUnavailable
 from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
-from service.streams.operators.closing import CloseReason
+from service.streams.operators.closing import CloseReason, unsaid
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.step import Advancing, Closing, Draining, OnError, Operator, Step, TooMuchAtOnce
 from service.streams.overlay import Overlay
@@ -76,6 +76,7 @@ class Chain:
     def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
         self.dropped = sub_topology.dropped
         self._nodes = [(node.name, node.store, _operator(node, on_error)) for node in sub_topology.nodes]
+        self._closes = any(isinstance(operator, Advancing) for _, _, operator in self._nodes)
         self._sinks = [(sink.stream, _gate(i, sink, on_error)) for i, sink in enumerate(sub_topology.sinks)]
 
     def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
@@ -89,7 +90,7 @@ class Chain:
         if first == len(self._nodes) and (waiting := self._waiting(states)) is not None:
             return self._advance(*waiting, states)
         stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
-        result, forward = ChainResult([], [], {}, [], stream_time), batch
+        result, forward = ChainResult([], [], {}, [], stream_time), self._admitted(batch)
         try:
             for place in range(first, len(self._nodes)):
                 if forward.num_rows or place == first:
@@ -97,6 +98,13 @@ class Chain:
         except _Halted as halted:
             return self._cut(halted, batch, states)
         return self._delivered(forward, result)
+
+    def _admitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Records from outside: where operators say why results came out, nobody else has said so."""
+        if not self._closes:
+            return batch
+        at = TASK_SCHEMA.get_field_index("headers")
+        return batch.set_column(at, TASK_SCHEMA.field(at), unsaid(batch.column(at)))
 
     def _process(
         self,

@@ -39,10 +39,22 @@ def kept(dropped: Sequence[Dropped]) -> pa.RecordBatch:
 
 
 def _headers(each: Dropped) -> pa.Array:
-    """The record's own headers, a JSON object, with ours in front."""
+    """The record's own headers, a JSON object, with ours in front; of the same name only ours stay."""
     ours = json.dumps({OPERATOR: each.operator, REASON: each.reason})[:-1] + f', "{OFFSET}": "'
-    own = each.rows.column("headers").fill_null("{}")
+    own = _others(each.rows.column("headers")).fill_null("{}")
     rest = pc.utf8_replace_slice(pc.utf8_trim_whitespace(own), 0, 1, "")
     comma = pc.if_else(pc.equal(pc.utf8_trim_whitespace(rest), "}"), "", ", ")
     offsets = each.rows.column("offset").cast(pa.utf8())
     return pc.binary_join_element_wise(ours, offsets, '"', comma, rest, "")
+
+
+def _others(headers: pa.Array) -> pa.Array:
+    """Headers without those that have our names, as records have that were dropped before."""
+    if not pc.any(pc.match_substring(headers, "millrace-")).as_py():
+        return headers
+    return pa.array([text and _without_ours(text) for text in headers.to_pylist()], pa.utf8())
+
+
+def _without_ours(text: str) -> str:
+    kept = {name: value for name, value in json.loads(text).items() if name not in (OPERATOR, REASON, OFFSET)}
+    return json.dumps(kept, ensure_ascii=False)

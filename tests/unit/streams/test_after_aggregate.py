@@ -1,7 +1,12 @@
 """What follows an aggregate is a table of updates: one edge per test (semantics.md, After an aggregate)."""
 
+import json
+
+import pyarrow as pa
 import pytest
 
+from service.streams.errors import ExpressionFailed, InvalidSpec
+from service.streams.expressions import run
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.map_values import MapValues, MapValuesSpec
 from service.streams.operators.upstream import PLAIN, Upstream, upstreams
@@ -105,6 +110,14 @@ def test_values_on_which_an_expression_fails_are_dropped_and_tombstones_are_not(
     assert step.dropped[0].rows.column("offset").to_pylist() == [1]
 
 
+def test_a_limit_that_is_met_behind_tombstones_names_the_operator_and_the_record(monkeypatch):
+    monkeypatch.setattr(run, "MAX_RESULT_BYTES", 4)
+    operator = MapValues(MapValuesSpec(op="map_values", select={"long": "'too long'"}), "m", "drop", TABLE)
+    with pytest.raises(ExpressionFailed) as failed:
+        operator.process(batch_of([update("a", None), update("a", {"n": 1})], 7))
+    assert (failed.value.operator, failed.value.offset) == ("m", 8)
+
+
 def test_values_of_any_type_are_taken_past_tombstones():
     step = mapped(update("a", None), update("a", {"n": 1}), j="value", t="timestamp", b="true", d="0.5::double")
     assert shown(step.forward)[1]["value"] == {"j": {"n": 1}, "t": 1, "b": True, "d": 0.5}
@@ -122,7 +135,7 @@ def test_values_of_any_type_are_taken_past_tombstones():
         ([count(SESSION), AT_LEAST_2, AS_TEXT], True, "session"),
         ([count(SESSION), final()], True, "session"),
         ([count(), {"op": "select_key", "key": "key"}], False, None),
-        ([count(), {"op": "deduplicate_by_key", "name": "d", "interval_ms": 1}], True, "tumbling"),
+        ([count(), {"op": "deduplicate_by_key", "name": "d", "interval_ms": 1}], False, None),
         ([{"op": "distinct", "name": "d", "window": SESSION}], False, "session"),
         ([count(), {"op": "select_key", "key": "key"}, count(None, name="other")], True, None),
     ],
@@ -263,3 +276,31 @@ def test_what_comes_out_on_close_is_net_already(window):
     net = run_all(Task(job([count(window, emit="on_window_close", updates="last_per_batch")])), cut(records, [2, 3]))
     assert net == every
     assert len(every) == 2
+
+
+@pytest.mark.parametrize("said", ['{"millrace-closed-by":"made up"}', '{"millrace-closed-by":"idle","x":"y"}'])
+def test_why_a_result_came_out_is_never_taken_from_the_records_it_came_of(said):
+    task = Task(job([count(), {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 5}]))
+    batch = batch_of([update("a", {"n": 1}, timestamp=0)])
+    at = batch.schema.get_field_index("headers")
+    task.run(batch.set_column(at, batch.schema.field(at), pa.array([said], pa.utf8())))
+    flushed = task.chain.advance(100, task.states, "flush").outputs[0][1]
+    [headers] = [json.loads(text) for text in flushed.column("headers").to_pylist()]
+    assert headers == {"millrace-closed-by": "flush"} | ({"x": "y"} if "x" in said else {})
+
+
+def test_an_operator_that_closes_nothing_lets_headers_pass():
+    task = Task(job([AT_LEAST_2]))
+    batch = batch_of([update("a", {"n": 2})])
+    at = batch.schema.get_field_index("headers")
+    said = '{"millrace-closed-by":"idle"}'
+    result = task.run(batch.set_column(at, batch.schema.field(at), pa.array([said], pa.utf8())))
+    assert result.outputs[0][1].column("headers").to_pylist() == [said]
+
+
+def test_no_window_closes_behind_a_deduplicate():
+    """It lets one update of several windows through: whether that was the last of its window nobody knows."""
+    once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1}
+    with pytest.raises(InvalidSpec) as refused:
+        job([count(), once, final()])
+    assert [problem.pointer for problem in refused.value.errors] == ["/operators/2/until"]

@@ -32,3 +32,10 @@ def test_kept_records_come_in_the_order_of_their_offsets_and_say_why() -> None:
         {"millrace-operator": "a", "millrace-reason": "null_key", "millrace-offset": "8", "x": "y"},
         {"millrace-operator": "b", "millrace-reason": "late", "millrace-offset": "9"},
     ]
+
+
+def test_headers_of_our_names_are_ours_alone() -> None:
+    before = '{"millrace-operator": "mine", "millrace-reason": "late", "x": "y", "millrace-other": "z"}'
+    [headers] = kept([Dropped("a", "late", rows((5, before)))]).column("headers").to_pylist()
+    told = {"millrace-operator": "a", "millrace-reason": "late", "millrace-offset": "5"}
+    assert json.loads(headers, object_pairs_hook=list) == [*told.items(), ("x", "y"), ("millrace-other", "z")]
