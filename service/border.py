@@ -11,7 +11,7 @@ import zlib
 from typing import Any
 
 import structlog
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHILE_DRAINING = ("/v1/instances", "/healthz", "/readyz", "/metrics")  # instances commit and leave
 _BUSY = ("/v1/instances", "/v1/stores")  # asked all the time: what goes well is counted, not logged
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_WENT_AWAY = 499  # as nginx counts a caller who did not wait for the answer: no fault of ours, and nobody to tell
 
 
 class RequestBorder:
@@ -54,6 +55,8 @@ class RequestBorder:
                 await _draining(Request(scope))(scope, receive, send_named)
                 return
             await self._app(scope, _bounded(scope, receive, self._settings), send_named)
+        except ClientDisconnect:
+            status = _WENT_AWAY
         except Exception:  # the border of a request: whatever it is, the caller gets a problem
             self._log.exception("request_broke", method=scope["method"], path=scope["path"])
             if status:

@@ -331,15 +331,24 @@ class Lookups:
         """An answer; nothing can be in a store that never changed, even where nobody has begun a replica."""
         try:
             return await self._source.tell(known.now.id, self._catalog.lineage, ask)
-        except StoreNotReadable:
-            if known.now.partitions[ask.partition].end > 0:
-                raise
-            return Answer(Told(0, NOT_STARTED, [[] for _ in ask.spans]), "catalog")
+        except StoreNotReadable as error:
+            if known.now.partitions[ask.partition].end == 0:
+                return Answer(Told(0, NOT_STARTED, [[] for _ in ask.spans]), "catalog")
+            if isinstance(error, _NotThere) and known.now.job_state in ENDED:
+                raise StoreNotReadable(_until_it_runs(error.reason, known.now.job_state)) from error
+            raise
 
 
 def _form(now: StoreNow) -> Form:
     nodes = Topology.from_json(now.topology).sub_topologies[now.sub_topology].nodes
     return form_of(next(node for node in nodes if node.store is not None and node.store.name == now.name))
+
+
+def _until_it_runs(reason: str, job_state: str) -> str:
+    """Why asking again is of no use by itself."""
+    return (
+        f"{reason}; the job is {job_state}: it is filled again, from the changelog, when the job runs (`:restart` it)"
+    )
 
 
 # ---------------------------------------------------------------- where stores can be read
@@ -357,18 +366,14 @@ class OnDisk:
 
     def tell_now(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """The same, at once."""
-        try:
-            with self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
-                return Answer(tell(found, ask), instance_id)
-        except ReplicaMissing:
-            raise StoreNotReadable(f"no instance on this machine has a replica of partition {ask.partition}") from None
-        except lmdb.Error as error:
-            raise StoreNotReadable(f"the replica of partition {ask.partition} can not be read: {error}") from error
+        with _on_disk(ask.partition), self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
+            return Answer(tell(found, ask), instance_id)
 
     async def figures(self, store_id: str, lineage: str, partition: int) -> Figures:
         """How much the replica that is furthest holds."""
-        told = self.tell_now(store_id, lineage, Ask(partition, (), 1, False)).told
-        return Figures(told.position, told.stream_time, *self._replicas.size(store_id, partition, lineage))
+        with _on_disk(partition), self._replicas.glance(store_id, partition, lineage) as (found, size):
+            told = tell(found, Ask(partition, (), 1, False))
+            return Figures(told.position, told.stream_time, *size)
 
     async def close(self) -> None:
         """Close the replicas."""
@@ -423,11 +428,25 @@ def ping_views(url: str) -> None:
         raise StoreNotReadable(f"Redis does not answer: {error}") from error
 
 
+class _NotThere(StoreNotReadable):
+    """Nobody has begun what is asked for, or it was lost: only a job that runs makes it."""
+
+
+@contextmanager
+def _on_disk(partition: int) -> Iterator[None]:
+    try:
+        yield
+    except ReplicaMissing:
+        raise _NotThere(f"no instance on this machine has a replica of partition {partition}") from None
+    except lmdb.Error as error:
+        raise StoreNotReadable(f"the replica of partition {partition} can not be read: {error}") from error
+
+
 @contextmanager
 def _readable(partition: int) -> Iterator[None]:
     try:
         yield
     except ViewMissing:
-        raise StoreNotReadable(f"the view of partition {partition} is not there (yet)") from None
+        raise _NotThere(f"the view of partition {partition} is not there (yet)") from None
     except redis.RedisError as error:
         raise StoreNotReadable(f"Redis does not answer: {error}") from error

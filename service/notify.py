@@ -10,8 +10,10 @@ later than `seen`.
 import asyncio
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 EVERYTHING = "*"
+MAX_TOPICS: Final = 20_000  # that are remembered: every stream and job ever made has some
 
 
 class Hub:
@@ -21,6 +23,7 @@ class Hub:
         self._lock = threading.Lock()
         self._counter = 0
         self._last: dict[str, int] = {}
+        self._forgotten = 0
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -39,8 +42,11 @@ class Hub:
         return bool(self._waiters)
 
     def has_woken(self, topics: Iterable[str], seen: int) -> bool:
-        """Whether one of these topics was woken after `seen`."""
-        return self._counter > seen and any(self._last.get(topic, 0) > seen for topic in (EVERYTHING, *topics))
+        """Whether one of these topics was woken after `seen`, or may have been: it is not remembered so far back."""
+        last = self._last
+        return self._counter > seen and any(
+            (last.get(topic) or self._forgotten) > seen for topic in (EVERYTHING, *topics)
+        )
 
     def wake(self, topics: Iterable[str]) -> None:
         """Tell everyone who waits for one of these topics; callable from any thread."""
@@ -51,6 +57,8 @@ class Hub:
                 self._last[topic] = self._counter
                 for name in list(self._waiters) if topic == EVERYTHING else [topic]:
                     ready |= self._waiters.pop(name, set())
+            if len(self._last) > MAX_TOPICS:
+                self._forget()
             loop = self._loop
         if ready and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(_resolve, ready)
@@ -74,6 +82,15 @@ class Hub:
         """Let every waiter go, and every later one pass: the process is about to stop."""
         self._closed = True
         self.wake([EVERYTHING])
+
+    def _forget(self) -> None:
+        """Forget the half that was woken longest ago. First say so: `has_woken` takes no lock, and looks the other way
+        round.
+        """
+        oldest = sorted(self._last, key=self._last.__getitem__)[: len(self._last) // 2]
+        self._forgotten = self._last[oldest[-1]]
+        for topic in oldest:
+            del self._last[topic]
 
     def _enter(self, topics: list[str], seen: int) -> "asyncio.Future[None] | None":
         with self._lock:

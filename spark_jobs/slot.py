@@ -50,7 +50,7 @@ from spark_jobs.views import KeptViews
 SEGMENTS_AT_ONCE: Final = 32
 SPARE_SEGMENTS: Final = 8
 ROUND_S: Final = 0.25  # a round that takes longer ends between two tasks: those that are left may have to move
-SWELLS_RECORDS: Final = 10_000  # a batch that leaves memory worth giving back
+SWELLS_BYTES: Final = 1 << 20  # read or written by a batch: leaves memory worth giving back
 RESTORE_RECORDS: Final = 200_000  # changes asked for at once
 RESTORE_BESIDE_S: Final = 0.03
 RESTORE_ALONE_S: Final = 0.5
@@ -186,7 +186,7 @@ class Slot:
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000
         self._round_start_s = -self._interval_s
-        self._has_full_batch = self._is_swollen = False
+        self._has_full_batch = self._is_cut_short = self._is_swollen = False
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
         self.log = structlog.get_logger().bind(job=joined.job_name, slot=joined.slot_id)
 
@@ -242,8 +242,10 @@ class Slot:
         return max(0, int((min(due_s) - time.monotonic()) * 1000))
 
     def _pause_s(self) -> float:
-        """What is left of the commit interval, but none while a full batch waits; until anything may run at all."""
-        if self._has_full_batch:
+        """What is left of the commit interval, none while a full batch or the rest of a round waits; until anything may
+        run at all.
+        """
+        if self._has_full_batch or self._is_cut_short:
             return 0.0
         now_s = time.monotonic()
         with_work = [task for task in self._tasks.values() if task.is_due]
@@ -333,21 +335,23 @@ class Slot:
                 task.has_backlog = self._chain_of(task.now.sub_topology).has_backlog(states)
 
     def _find_chunks(self, changelog: str, partition: int, since: int) -> ChunkRange:
-        return self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
+        """What replicas and views catch up with; how large it is once it is unpacked nobody says."""
+        found = self._api.find_chunks(self._path, changelog, partition, since, RESTORE_RECORDS)
+        self._is_swollen |= bool(found.chunks)
+        return found
 
     # ------------------------------------------------------------ run
 
     def _run_round(self) -> None:
-        """Run the tasks that have something to do, those first that have waited longest, then commit."""
-        ready = [task for task in self._tasks.values() if task.is_due and task.is_ready]
-        self._has_full_batch = any(task.has_backlog or task.is_cut or self._is_full(task.now.work) for task in ready)
-        if not ready or (self._interval_left_s() > 0 and not self._has_full_batch):
+        """Run the tasks whose turn it is, those first that have waited longest, then commit."""
+        in_turn, since_s = self._in_turn(), time.monotonic()
+        self._is_cut_short = False
+        if not in_turn:
             return
-        self._round_start_s = since_s = time.monotonic()
         written: list[_Written] = []
-        for task in sorted(ready, key=lambda task: task.ran_s):
+        for task in sorted(in_turn, key=lambda task: task.ran_s):
             if written and time.monotonic() - since_s > ROUND_S:
-                self._round_start_s = since_s - self._interval_s  # the rest has waited for its round already
+                self._is_cut_short = True  # the rest has waited for its round already
                 break
             task.ran_s = time.monotonic()
             self._pulse.beat()
@@ -357,9 +361,24 @@ class Slot:
         if len(self._spare) < SPARE_SEGMENTS:
             self._spare += self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
 
+    def _in_turn(self) -> list[OwnedTask]:
+        """The tasks to run now: all that have something to do when a round begins. One that was cut short goes on with
+        those that it has not run yet; who may not wait is always among them.
+        """
+        ready = [task for task in self._tasks.values() if task.is_due and task.is_ready]
+        self._has_full_batch = any(self._may_not_wait(task) for task in ready)
+        has_interval_left = self._interval_left_s() > 0
+        if self._is_cut_short and has_interval_left:
+            return [task for task in ready if task.ran_s < self._round_start_s or self._may_not_wait(task)]
+        if not ready or (has_interval_left and not self._has_full_batch):
+            return []
+        self._round_start_s = time.monotonic()
+        return ready
+
     def _slim_down(self) -> None:
         """Give memory back once there is nothing to do after much."""
-        if self._is_swollen and not any(task.is_due for task in self._tasks.values()):
+        is_behind = self._views.is_behind or bool(self._behind())
+        if self._is_swollen and not is_behind and not any(task.is_due for task in self._tasks.values()):
             memory.hand_back()
             self._is_swollen = False
 
@@ -367,14 +386,18 @@ class Slot:
         left_s: float = self._round_start_s + self._interval_s - time.monotonic()
         return left_s
 
+    def _may_not_wait(self, task: OwnedTask) -> bool:
+        """Whether a commit interval would only keep back what is there already."""
+        return task.has_backlog or task.is_cut or self._is_full(task.now.work)
+
     def _is_full(self, work: Work | None) -> bool:
         return work is not None and work.end - work.start >= int(self._joined.spec["max_batch_records"])
 
     def _run_task(self, task: OwnedTask) -> _Written:
         """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
         chain, work = self._chain_of(task.now.sub_topology), task.now.work
-        self._is_swollen |= work is None or work.end - work.start > SWELLS_RECORDS
         batch = None if work is None or task.has_backlog else read_batch(self._storage, work, task.now.skips)
+        self._is_swollen |= batch is None or batch.records.nbytes > SWELLS_BYTES
         with task.states() as states:
             if task.has_backlog:
                 done = go_on(task.now, chain, states, self._routes)
@@ -385,6 +408,7 @@ class Slot:
         task.is_cut = done.is_cut
         if done.segment is None:
             return _Written(task, done.commit)
+        self._is_swollen |= sum(part.nbytes for part in done.segment.batches) > SWELLS_BYTES
         if not self._spare:
             self._spare = self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
         segment_id, path = self._spare.pop()
@@ -457,7 +481,7 @@ class Slot:
             place = {"stream": names.get(task.now.work.stream_id), "partition": task.now.work.partition}
         if isinstance(error, OperatorFailed):
             place |= {"operator": error.operator, "offset": error.offset}
-            return {"code": error.code, "detail": error.detail, **place}
+            return {"code": error.code, "detail": error.detail, **place, **error.figures}
         if isinstance(error, SegmentUnreadable):
             return {"code": error.code, "detail": str(error), **place}
         code = "io_failed" if isinstance(error, TRANSIENT) else "internal_error"

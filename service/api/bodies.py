@@ -5,6 +5,7 @@ settled before (`service.border`): what arrives here is decoded and within its l
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from service.problems import ProblemError, items_of
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
+_WEIGHT = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")  # of a media range; other digits than these are none to HTTP
 Model = TypeVar("Model", bound=BaseModel)
 Struct = TypeVar("Struct")
 
@@ -127,7 +129,7 @@ def _ranges(header: str) -> list[tuple[str, float]]:
     for part in header.split(","):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))
         weight = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
-        found.append((media, float(weight) if weight.replace(".", "", 1).isdigit() else 0.0))
+        found.append((media, float(weight) if _WEIGHT.fullmatch(weight) else 0.0))
     return found
 
 

@@ -24,7 +24,7 @@ from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
 
 LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
 UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
-MAX_KNOWN = 256  # partitions whose replicas are kept open: each takes files and a map, and a scrape asks for all
+MAX_KNOWN = 256  # partitions whose replicas are kept open: each takes files and a map
 
 
 class ReplicaMissing(Exception):
@@ -52,6 +52,13 @@ class _Opened:
     def position(self) -> int:
         with self.view() as view:
             return view.position
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Entries, and bytes on disk."""
+        with self.env.begin(db=self.entries) as tx:
+            entries = int(tx.stat(self.entries)["entries"])
+        return entries, (self.folder / "data.mdb").stat().st_blocks * 512
 
 
 @dataclass(slots=True)
@@ -82,12 +89,24 @@ class ReplicasInPlace:
         with best.view() as view:
             yield view, best.instance_id
 
-    def size(self, store_id: str, partition: int, lineage: str) -> tuple[int, int]:
-        """Entries of the best replica, those of indexes and expired ones included, and its bytes on disk."""
-        best = self._best(store_id, partition, lineage)
-        with best.env.begin(db=best.entries) as tx:
-            entries = int(tx.stat(best.entries)["entries"])
-        return entries, (best.folder / "data.mdb").stat().st_blocks * 512
+    @contextmanager
+    def glance(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, tuple[int, int]]]:
+        """For who looks at everything now and again: a view of a partition, its entries (those of indexes and expired
+        ones included) and its bytes on disk. Raises ReplicaMissing.
+
+        One that is not open is closed again: what others look into is not closed in its favour.
+        """
+        passing = _Known({})
+        try:
+            if (store_id, partition, lineage) in self._known:
+                best = self._best(store_id, partition, lineage)
+            else:
+                self._look(passing, store_id, partition, lineage)
+                best = _best_of(passing, store_id, partition)
+            with best.view() as view:
+                yield view, best.size
+        finally:
+            passing.close()
 
     def close(self) -> None:
         """Close all."""
@@ -103,9 +122,7 @@ class ReplicasInPlace:
             self._known[store_id, partition, lineage] = self._known.pop((store_id, partition, lineage))
             self._look(known, store_id, partition, lineage)
             self._close_unused(now_s)
-        if known.best is None:
-            raise ReplicaMissing(f"{store_id}/{partition}")
-        return known.best
+        return _best_of(known, store_id, partition)
 
     def _close_unused(self, now_s: float) -> None:
         while len(self._known) > MAX_KNOWN:
@@ -127,6 +144,12 @@ class ReplicasInPlace:
                 if opened is not None:
                     known.lives[folder] = opened
         known.best = max(known.lives.values(), key=lambda life: life.position, default=None)
+
+
+def _best_of(known: _Known, store_id: str, partition: int) -> _Opened:
+    if known.best is None:
+        raise ReplicaMissing(f"{store_id}/{partition}")
+    return known.best
 
 
 def _lives(root: Path, store_id: str, partition: int) -> Iterator[tuple[Path, tuple[int, int]]]:

@@ -59,7 +59,7 @@ redis.call('HSET', KEYS[1], 'identity', ARGV[1], 'position', '0')
 return '0'
 """
 # ARGV: identity, from, to (empty: more slices follow), then how many of each, and then these:
-# values that are indexed, values that are not (key, value each), deleted keys, new lists, names of lists that are done
+# values that are indexed, values that are not (key, value each), deleted keys, new lists, lists that are done
 _APPLY = """
 local identity, position = unpack(redis.call('HMGET', KEYS[1], 'identity', 'position'))
 if identity ~= ARGV[1] or position ~= ARGV[2] then return 0 end
@@ -74,9 +74,7 @@ local function each(count, step, call)
 end
 local first_list = 9 + ARGV[4] + ARGV[5] + ARGV[6]
 at = first_list + ARGV[7]
-each(ARGV[8], 1, function(i)
-  redis.call('ZREMRANGEBYLEX', KEYS[4], '[' .. ARGV[i], '(' .. ARGV[i] .. '\\255')
-end)
+each(ARGV[8], 1, function(i) redis.call('ZREM', KEYS[4], ARGV[i]) end)
 at = 9 + ARGV[4] + ARGV[5]
 each(ARGV[6], 1000, function(i, j)
   if redis.call('HDEL', KEYS[2], unpack(ARGV, i, j)) > 0 then redis.call('ZREM', KEYS[3], unpack(ARGV, i, j)) end
@@ -214,7 +212,7 @@ class View:
             raise ValueError(f"An empty changelog range: [{from_offset}, {to_offset})")
         looked_up = self._looked_up(changes)
         lists = [name + keys for name, keys in expiry.lists_of(self._store, to_offset, looked_up)]
-        done, over = self._due(changes)
+        done, over = self._due(looked_up)
         slices = list(_slices(looked_up))
         with self._client.pipeline(transaction=False) as pipe:
             for i, (indexed, plain, deleted) in enumerate(slices):
@@ -238,7 +236,10 @@ class View:
         return changes.filter(pc.invert(is_index)) if pc.any(is_index).as_py() else changes
 
     def _due(self, changes: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
-        """Lists that are done, by name, and the keys in them that are over: about twice what comes in."""
+        """Lists that are done, and the keys in them that are over: about twice what comes in.
+
+        Not what these changes write: another writer of the same range may have written it when the deletes arrive.
+        """
         obs = obs_in(changes)
         if obs is None:
             return [], []
@@ -250,7 +251,8 @@ class View:
         if not keys:
             return [], []
         read: Any = functools.partial(self._client.hmget, self._names.values)
-        return [packed[:_NAME_BYTES] for packed in found], expiry.expired(self._store, obs, keys, read)
+        over, written = expiry.expired(self._store, obs, keys, read), set(as_list(changes.column("key")))
+        return found, [key for key in over if key not in written]
 
 
 class ViewReader:

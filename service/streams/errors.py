@@ -3,7 +3,8 @@
     StreamError
     ├── InvalidInput                          422  what was sent is malformed; carries Problems
     │   ├── InvalidSpec
-    │   └── InvalidRecords
+    │   ├── InvalidRecords
+    │   └── SimulationTooLarge
     ├── InvalidExpression                     422  the spec layer adds the pointer
     ├── OperatorFailed                             at run time, on one record: its job can not go on
     │   ├── ExpressionFailed
@@ -58,7 +59,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,16 @@ class StreamError(Exception):
     """Something in the world of streams is not as it was asked for."""
 
     code: ClassVar[str] = "stream_error"
+    errors: Sequence[Problem] = ()
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def at(self, pointer: str) -> Self:
+        """The same error, which says where in a request it is."""
+        self.errors = [Problem(pointer, self.message)]
+        return self
 
 
 class InvalidInput(StreamError):
@@ -87,10 +94,11 @@ class InvalidInput(StreamError):
 
     code = "invalid_input"
     subject: ClassVar[str] = "The input"
+    fault: ClassVar[str] = "is not valid"
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = list(errors)
-        super().__init__(f"{self.subject} is not valid: " + "; ".join(str(error) for error in self.errors[:3]))
+        super().__init__(f"{self.subject} {self.fault}: " + "; ".join(str(error) for error in self.errors[:3]))
 
 
 class InvalidSpec(InvalidInput):
@@ -105,6 +113,17 @@ class InvalidRecords(InvalidInput):
 
     code = "invalid_records"
     subject = "The body of records"
+
+
+class SimulationTooLarge(InvalidInput):
+    """More comes of a simulation than one answer takes, or it takes too long."""
+
+    code = "simulation_too_large"
+    subject = "The simulation"
+    fault = "is too large"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__([Problem("/records", detail)])
 
 
 class InvalidExpression(StreamError):
@@ -125,6 +144,11 @@ class OperatorFailed(StreamError):
     def __init__(self, operator: str, offset: int | None, detail: str, message: str) -> None:
         self.operator, self.offset, self.detail = operator, offset, detail
         super().__init__(message)
+
+    @property
+    def figures(self) -> dict[str, int | None]:
+        """What of it programs may want to read, by name."""
+        return {}
 
 
 class ExpressionFailed(OperatorFailed):
@@ -193,6 +217,16 @@ class SuppressionFull(OperatorFailed):
         detail = f"the buffer holds {held}"
         place = "" if offset is None else f" at source offset {offset}"
         super().__init__(operator, offset, detail, f"Operator {operator!r} is full{place}: {detail}")
+
+    @property
+    def figures(self) -> dict[str, int | None]:
+        """How much the buffer holds, and how much it may."""
+        return {
+            "records": self.records,
+            "max_records": self.max_records,
+            "bytes": self.bytes,
+            "max_bytes": self.max_bytes,
+        }
 
 
 class SegmentUnreadable(StreamError):
@@ -305,9 +339,9 @@ class StreamExists(Conflict):
 
     code = "stream_exists"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, way_out: str = "") -> None:
         self.name = name
-        super().__init__(f"Stream {name!r} already exists")
+        super().__init__(f"Stream {name!r} already exists" + (f": {way_out}" if way_out else ""))
 
 
 class StreamInUse(Conflict):
@@ -336,9 +370,9 @@ class IllegalTransition(Conflict):
 
     code = "illegal_transition"
 
-    def __init__(self, state: str, verb: str) -> None:
+    def __init__(self, state: str, verb: str, way_out: str = "") -> None:
         self.state, self.verb = state, verb
-        super().__init__(f"A job that is {state} can not {verb}")
+        super().__init__(f"A job that is {state} can not {verb}" + (f": {way_out}" if way_out else ""))
 
 
 class IdempotencyInFlight(Conflict):
@@ -522,6 +556,7 @@ class IdempotencyConflict(StreamError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(f"The Idempotency-Key {key!r} was used with another body")
+        self.at("Idempotency-Key:")
 
 
 def _bound(bound: int | None) -> str:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
-from service.catalog import jobs
+from benchmarks.running import wait_until
+from service.catalog import jobs, overview
 from tests.serving import Serving, serving
 
 LIMIT = 20_000
@@ -164,6 +167,29 @@ def test_a_surprise_is_500_and_logged_and_says_nothing_more(api: httpx.Client, m
     assert [line["log_level"] for line in lines if line["event"] == "request_broke"] == ["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/streams", "application/json"),
+        ("/v1/streams/s/records", "application/x-ndjson"),
+        ("/v1/instances:join", "application/json"),
+    ],
+)
+def test_a_caller_who_goes_away_while_sending_is_counted_and_no_fault(service: Serving, path: str, kind: str) -> None:
+    key = service.secrets["admin"]
+    head = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", f"Content-Type: {kind}"]
+    with capture_logs() as lines:
+        with socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2]))) as caller:
+            caller.sendall("\r\n".join([*head, "Content-Length: 1000", "", '{"a']).encode())
+            time.sleep(0.1)  # it is being read
+        wait_until(lambda: bool(lines), 10, "the end of the request")
+    [line] = lines
+    assert (line["event"], line["log_level"], line["status"]) == ("request", "info", 499)
+    route = path.replace("/s/", "/{stream}/")
+    counted = f'millrace_http_requests_total{{method="POST",route="{route}",status="499"}} 1.0'
+    assert counted in service.client("admin").get("/metrics").text
+
+
 def test_a_database_that_is_away_is_503_and_may_be_asked_again(
     api: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +200,43 @@ def test_a_database_that_is_away_is_503_and_may_be_asked_again(
     answer = api.get("/v1/jobs")
     assert (answer.status_code, answer.json()["code"]) == (503, "catalog_unavailable")
     assert answer.headers["Retry-After"] == "1"
+
+
+def test_readiness_says_what_is_broken_and_not_where_it_is(service: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("select", {}, Exception("user 'shop' at db.internal"))
+
+    monkeypatch.setattr(overview, "live_instances", away)
+    monkeypatch.setattr(service.settings, "redis_url", "redis://shop@127.0.0.1:1/0")
+    with capture_logs() as logs:
+        parts = service.client(None).get("/readyz").json()["parts"]
+    assert parts["database"] == "the database does not answer; why is in the log"
+    assert parts["redis"] == "Redis does not answer; why is in the log"
+    assert parts["storage"] == "ok"
+    assert any("db.internal" in entry.get("error", "") for entry in logs)
+
+
+WORDS = [
+    ("POST", "/v1/jobs:simulate", {"job": {}, "records": ["x"]}, "/records/0", "must be an object"),
+    ("POST", "/v1/jobs:simulate", {"job": {}, "record": []}, "/record", "is not a known field"),
+    ("POST", "/v1/jobs:simulate", {"job": {}, "batch_records": 0}, "/batch_records", "must be at least 1"),
+    ("POST", "/v1/streams", {"name": "x", "partitions": "4"}, "/partitions", "must be an integer"),
+    ("POST", "/v1/streams", {"partitions": 4}, "/name", "is required"),
+    ("POST", "/v1/streams", ["x"], "", "must be an object"),
+    ("POST", "/v1/tokens", {"role": "king"}, "/role", "must be one of 'reader', 'writer', 'admin' or 'instance'"),
+    ("POST", "/v1/stores/a-b:lookup", {"keys": "a"}, "/keys", "must be a list"),
+    ("GET", "/v1/jobs?limit=many", None, "?limit", "must be an integer"),
+    ("GET", "/v1/jobs?limit=0", None, "?limit", "must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "pointer", "detail"), WORDS)
+def test_what_is_wrong_is_said_in_one_language_with_its_place(
+    api: httpx.Client, method: str, path: str, body: object, pointer: str, detail: str
+) -> None:
+    refused = api.request(method, path, json=body).json()
+    assert refused["errors"] == [{"pointer": pointer, "detail": detail}]
+    assert refused["detail"] == f"{pointer or 'the body'}: {detail}"
 
 
 def test_a_service_about_to_stop_serves_instances_alone(service: Serving, api: httpx.Client) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service import cli, logs
+from service import cli, embedded, logs
 from service.catalog import keys
 from service.catalog.engine import Catalog
+from service.settings import Settings
 
 RUNNER = CliRunner()
 
@@ -18,9 +19,9 @@ def keep_logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "configure", lambda level: None)
 
 
-def run(*arguments: str, url: str = "", code: int = 0) -> str:
+def run(*arguments: str, url: str = "", code: int = 0, **environment: str) -> str:
     """What a command prints; on stderr when it is to fail."""
-    result = RUNNER.invoke(cli.app, list(arguments), env={"MILLRACE_DATABASE_URL": url})
+    result = RUNNER.invoke(cli.app, list(arguments), env={"MILLRACE_DATABASE_URL": url, **environment})
     assert result.exit_code == code, result.output
     return result.stderr if code else result.stdout
 
@@ -57,9 +58,49 @@ def test_what_is_not_there_is_one_line(database_url: str) -> None:
     assert "does not exist" in run("token", "revoke", "nothing", url=database_url, code=1)
 
 
-def test_a_database_that_is_away_is_one_line(tmp_path: Path) -> None:
-    line = run("token", "list", url=f"sqlite:///{tmp_path}/no/such/folder/catalog.db", code=1)
-    assert line.startswith("millrace: ")
+@pytest.mark.parametrize(
+    "command", [("api", "--port", "0"), ("token", "list"), ("token", "create", "--role", "reader")]
+)
+def test_where_no_catalog_is_that_is_said_and_nothing_is_made(tmp_path: Path, command: tuple[str, ...]) -> None:
+    for folder in (tmp_path, tmp_path / "no" / "such" / "folder"):
+        line = run(*command, url=f"sqlite:///{folder}/catalog.db", code=1)
+        assert line.startswith(f"millrace: there is no catalog at sqlite:///{folder}/catalog.db: start `millrace up`")
+        assert line.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_is_away_or_is_none_is_one_line() -> None:
+    for url in ("postgresql://nobody@127.0.0.1:1/nothing", "nonsense"):
+        line = run("token", "list", url=url, code=1)
+        assert line.startswith("millrace: ")
+        assert line.count("\n") == 1
+
+
+def test_options_win_over_the_environment_and_that_over_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, int, Path]] = []
+
+    async def nothing(settings: Settings, **_: object) -> None:
+        found.append((settings.host, settings.port, settings.data_dir))
+
+    monkeypatch.setattr(embedded, "up", nothing)
+    monkeypatch.setattr(embedded, "serve", nothing)
+    monkeypatch.chdir(tmp_path)
+    here = {"MILLRACE_HOST": "127.0.0.2", "MILLRACE_PORT": "9000", "MILLRACE_DATA_DIR": "elsewhere"}
+    options = ["--host", "127.0.0.3", "--port", "0"]
+    for command, folder in (("up", ["--data-dir", "third"]), ("api", [])):
+        for arguments, environment in (([], {}), ([], here), ([*options, *folder], here)):
+            run("migrate", **environment)
+            run(command, *arguments, **environment)
+    defaults, told = ("127.0.0.1", 8080, Path("millrace-data")), ("127.0.0.2", 9000, Path("elsewhere"))
+    assert found[:3] == [defaults, told, ("127.0.0.3", 0, Path("third"))]
+    assert found[3:] == [defaults, told, ("127.0.0.3", 0, Path("elsewhere"))]
+
+
+def test_a_setting_of_the_environment_that_is_none_is_one_line() -> None:
+    line = run("up", code=1, MILLRACE_PORT="eighty")
+    assert line.startswith("millrace: port: ")
     assert line.count("\n") == 1
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from service import lookups
 from service.storage import view
-from spark_jobs import views
+from spark_jobs import memory, views
 from spark_jobs.client import Api, Json, Place
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
@@ -48,11 +48,17 @@ class World:
         body = {"records": [{**record, "value": 1} for record in records]}
         self.call("POST", "/v1/streams/clicks/records", json=body)
 
+    def stay(self) -> None:
+        """Renew the instance's lease: here no driver does."""
+        self.api.heartbeat(self.member.instance_id, "1", {self.job: 1}, known="")
+
     def counted(self) -> dict[str, int]:
+        self.stay()
         found = self.http.get("/v1/stores/job-k/keys")
         return {item["key"]: item["value"]["n"] for item in found.json().get("items", [])}
 
     def has_read_all(self) -> bool:
+        self.stay()
         return not any(at["lag"] for at in self.call("GET", "/v1/jobs/job")["positions"])
 
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
@@ -133,6 +139,38 @@ def test_a_view_that_is_behind_catches_up_from_the_changelog(world: World) -> No
     first.__exit__(None, None, None)
     second = world.slot(replicas="elsewhere")
     turn_until(second, lambda: world.counted() == {"a": 5, **{f"k{n}": 1 for n in range(5)}})
+
+
+def test_of_a_stopped_job_a_view_that_was_lost_is_filled_when_the_job_runs_again(world: World) -> None:
+    slot = world.slot()
+    world.post("a", "b")
+    turn_until(slot, lambda: world.counted() == {"a": 1, "b": 1})
+    world.call("POST", "/v1/jobs/job:stop")
+    while slot.turn():
+        pass
+    slot.__exit__(None, None, None)
+    with view.connect(world.redis_url) as client:
+        client.flushdb()
+    answer = world.http.get("/v1/stores/job-k/keys/a")
+    assert (answer.status_code, answer.json()["code"]) == (503, "store_not_readable")
+    assert "the job is stopped: it is filled again" in answer.json()["reason"]
+    assert "`:restart`" in answer.json()["detail"]
+    world.call("POST", "/v1/jobs/job:restart")
+    again = world.slot()
+    turn_until(again, lambda: world.counted() == {"a": 1, "b": 1})
+
+
+def test_what_filling_a_view_took_is_given_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = world.slot()
+    world.post("a", "b")
+    turn_until(slot, lambda: world.counted() == {"a": 1, "b": 1})
+    slot.turn()
+    times: list[float] = []
+    monkeypatch.setattr(memory, "hand_back", lambda: times.append(time.monotonic()))
+    with view.connect(world.redis_url) as client:
+        client.flushdb()
+    turn_until(slot, lambda: world.counted() == {"a": 1, "b": 1})
+    assert len(times) == 1
 
 
 def test_another_owner_goes_on_where_the_view_stands(world: World) -> None:

@@ -172,6 +172,24 @@ def test_a_long_round_ends_early_and_nobody_starves(world: World, monkeypatch: p
     turn_until(slot, lambda: len(world.all_out()) == 6, turns=3)
 
 
+def test_a_round_that_ended_early_goes_on_with_those_that_it_has_not_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ran waits for the next round, whatever came in meanwhile; nobody else waits."""
+    monkeypatch.setattr(slots, "ROUND_S", 0.0)
+    slot = world.slot(world.job(commit_interval_ms=60_000))
+    world.post(0)
+    world.post(1, partition=1)
+    turn_until(slot, lambda: len(world.all_out()) == 1)
+    (ran,) = world.all_out()
+    world.post(2, partition=ran)
+    slot.turn()
+    assert sorted(world.all_out()) == [0, 1]
+    for _ in range(3):
+        slot.turn()
+    assert sorted(world.all_out()) == [0, 1]
+
+
 def test_a_full_batch_does_not_wait(world: World) -> None:
     slot = world.slot(world.job(commit_interval_ms=60_000, max_batch_records=2))
     world.post(1)
@@ -283,6 +301,45 @@ def test_a_refused_commit_is_run_again_from_what_the_catalog_says(
 
     monkeypatch.setattr(world.api, "commit", stale)
     turn_until(slot, lambda: world.all_out() == [1])
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def handed_back(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When memory was given back."""
+    times: list[float] = []
+    monkeypatch.setattr(slots.memory, "hand_back", lambda: times.append(time.monotonic()))
+    return times
+
+
+def test_a_few_large_records_are_given_back_once_the_slot_is_idle(world: World, handed_back: list[float]) -> None:
+    slot = world.slot(world.job())
+    world.post("x" * (slots.SWELLS_BYTES + 1))
+    turn_until(slot, lambda: len(world.all_out()) == 1)
+    assert not handed_back
+    slot.turn()
+    assert len(handed_back) == 1
+
+
+def test_little_leaves_nothing_worth_giving_back(world: World, handed_back: list[float]) -> None:
+    slot = world.slot(world.job())
+    world.post(*range(1_000))
+    turn_until(slot, lambda: len(world.all_out()) == 1_000)
+    slot.turn()
+    assert not handed_back
+
+
+def test_what_a_restore_took_is_given_back(world: World, handed_back: list[float]) -> None:
+    job = world.job()
+    first = world.slot(job)
+    world.post(1)
+    turn_until(first, lambda: world.all_out() == [1])
+    end(first)
+    shutil.rmtree(world.folder / "replicas")
+    second = world.slot(job)
+    turn_until(second, lambda: bool(handed_back), turns=3)
 
 
 # ---------------------------------------------------------------- failures

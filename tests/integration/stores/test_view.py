@@ -78,6 +78,46 @@ def test_only_one_of_two_writers_gets_a_range_in(client: redis.Redis) -> None:
         assert reader.get(key(1)) == value(7)
 
 
+@pytest.mark.parametrize("keys_each", [100, 255, 511, 1024])
+def test_what_has_expired_goes_however_long_its_list_is(client: redis.Redis, keys_each: int) -> None:
+    """The length of a list stands behind its name: 255 and 511 have a first byte after which everything sorts."""
+    written, at = opened(client, uuid4().hex), 0
+    for n in range(8):
+        batch = changes({key(1_000 * n + i): 1_000 * n for i in range(keys_each)}, obs=1_000 * n)
+        assert written.apply(at, at + batch.num_rows, batch)
+        at += batch.num_rows
+    assert written.entries == keys_each
+    assert client.zcard(written._names.due) == 1
+
+
+def sent_by(writer: View, from_offset: int, to_offset: int, batch: pa.RecordBatch) -> list[list[bytes]]:
+    """The slices that a writer would send; it is held up before it does."""
+    slices: list[list[bytes]] = []
+    writer._apply = lambda keys, args, client: slices.append(args)  # type: ignore[assignment]
+    writer.apply(from_offset, to_offset, batch)
+    return slices
+
+
+def test_slices_of_a_fenced_writer_take_nothing_from_its_successor(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What expired and is written again stays, though the deletes of one come after the values of the other."""
+    monkeypatch.setattr(views, "SLICE_ROWS", 4)
+    store = uuid4().hex
+    fenced, successor = opened(client, store), opened(client, store)
+    send = client.register_script(views._APPLY)
+    assert fenced.apply(0, 11, changes({key(n): 0 for n in (*range(9), 104)}, obs=0))
+    batch = changes({key(100 + n): 1_000 for n in range(11)}, obs=1_000)
+    late = sent_by(fenced, 11, 22, batch)
+    first, *between, last = sent_by(successor, 11, 22, batch)
+    assert between
+    verdicts = [send(successor._names.keys, args) for args in (first, *between, late[0], last, *late[1:])]
+    assert all(verdicts[: len(between) + 3])
+    assert not any(verdicts[len(between) + 3 :])
+    with opened(client, store).reader() as reader:
+        assert [name for name, _ in reader.scan(b"\0", b"\xff")] == [key(100 + n) for n in range(11)]
+
+
 def windows_of(count: int, stamp: int) -> pa.RecordBatch:
     """Three windows of each key, and their index."""
     rows = {codec.OBS_KEY: codec.pack_obs(stamp)}

@@ -4,6 +4,9 @@ import asyncio
 import threading
 import time
 
+import pytest
+
+from service import notify
 from service.notify import Hub
 
 
@@ -96,3 +99,20 @@ def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
         return len(hub._waiters)
 
     assert asyncio.run(scenario()) == 0
+
+
+def test_only_so_many_topics_are_remembered_and_what_is_forgotten_may_have_been_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notify, "MAX_TOPICS", 10)
+    hub = Hub()
+    for n in range(1, 101):
+        hub.wake([f"job:{n}"])
+        assert len(hub._last) <= 10
+        assert hub.has_woken([f"job:{n}"], n - 1)
+        assert not hub.has_woken(["never woken"], n)
+    assert hub.has_woken(["job:1"], 0)
+    assert hub.has_woken(["job:50"], 49)
+    assert not hub.has_woken(["job:99"], 99)
+    assert not hub.has_woken(["job:50"], 99)
+    assert not asyncio.run(hub.wait(["job:50"], hub.seen, 0.01))

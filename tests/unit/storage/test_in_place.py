@@ -50,18 +50,54 @@ def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_p
     assert found(replicas, "another")[0] == 3
 
 
-def test_only_so_many_are_kept_open(replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_place, "MAX_KNOWN", 2)
+def four_partitions(root: Path) -> None:
+    """Partition n is replayed up to n + 1."""
     for partition in range(4):
-        replica = Replica.open(replica_path(tmp_path, "one", "store", partition), STORE, "store", "lineage")
+        replica = Replica.open(replica_path(root, "one", "store", partition), STORE, "store", "lineage")
         replica.apply(0, partition + 1, changes({key(1): partition}))
         replica.close()
+
+
+def mapped(root: Path) -> set[str]:
+    """The replicas that this process has open."""
+    return set(re.findall(rf"{root}\S*data\.mdb", Path("/proc/self/maps").read_text()))
+
+
+def test_only_so_many_are_kept_open(replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "MAX_KNOWN", 2)
+    four_partitions(tmp_path)
     for _ in range(2):
         for partition in range(4):
             with replicas.reader("store", partition, "lineage") as (view, _):
                 assert view.position == partition + 1
-            mapped = Path("/proc/self/maps").read_text()
-            assert len(set(re.findall(rf"{tmp_path}\S*data\.mdb", mapped))) <= 2
+            assert len(mapped(tmp_path)) <= 2
+
+
+def test_a_glance_at_all_of_them_leaves_open_what_is_in_use(
+    replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_place, "MAX_KNOWN", 2)
+    four_partitions(tmp_path)
+    for partition in range(2):
+        with replicas.reader("store", partition, "lineage"):
+            pass
+    in_use, opened = mapped(tmp_path), [known.best for known in replicas._known.values()]
+    for partition in range(4):
+        with replicas.glance("store", partition, "lineage") as (view, (entries, size)):
+            assert (view.position, entries) == (partition + 1, 1)
+            assert size > 0
+    assert mapped(tmp_path) == in_use
+    assert [known.best for known in replicas._known.values()] == opened
+    with pytest.raises(ReplicaMissing), replicas.glance("store", 9, "lineage"):
+        pass
+
+
+def test_a_glance_sees_how_far_one_has_come_that_is_open(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    write(tmp_path, "one", 3)
+    assert found(replicas)[0] == 3
+    write(tmp_path, "two", 9)
+    with replicas.glance("store", 0, "lineage") as (view, _):
+        assert view.position == 9
 
 
 def test_the_furthest_of_several_is_read(replicas: ReplicasInPlace, tmp_path: Path) -> None:
@@ -71,7 +107,8 @@ def test_the_furthest_of_several_is_read(replicas: ReplicasInPlace, tmp_path: Pa
     assert found(replicas) == (9, value(2), "two")
     write(tmp_path, "three", 4, stamp=3)
     assert found(replicas) == (9, value(2), "two")
-    assert replicas.size("store", 0, "lineage")[0] == 1
+    with replicas.glance("store", 0, "lineage") as (_, (entries, _)):
+        assert entries == 1
 
 
 def test_one_that_is_deleted_is_not_read_any_more(replicas: ReplicasInPlace, tmp_path: Path) -> None:
