@@ -49,9 +49,9 @@ def up(
     host: Host = None,
     port: Port = None,
     data_dir: DataDir = None,
-    instances: Annotated[int, typer.Option(help="Spark applications to run; 0: the API alone.")] = 1,
+    instances: Annotated[int, typer.Option(min=0, help="Spark applications to run; 0: the API alone.")] = 1,
     cores: Annotated[
-        int | None, typer.Option(help="Slots that a job may have in each.", show_default="all processors")
+        int | None, typer.Option(min=1, help="Slots that a job may have in each.", show_default="all processors")
     ] = None,
     spark_ui: Annotated[bool, typer.Option("--spark-ui", help="Serve Spark's own pages too, on loopback.")] = False,
 ) -> None:

@@ -10,6 +10,7 @@ with the JVM; this process ends with the JVM (`_watch_spark`) and, embedded, wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import os
@@ -67,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--api", required=True, help="where the API is reached")
     parser.add_argument("--spark-master", required=True, help="as in spark-submit; local[N] for N slots a job")
     parser.add_argument("--name", default=_host_name(), help="stable: a restarted instance keeps its replicas")
-    parser.add_argument("--cores", type=int, help="slots that a job may have here; default: what the master says")
+    parser.add_argument("--cores", type=_positive, help="slots that a job may have here; default: what the master says")
     replicas = os.environ.get("MILLRACE_REPLICA_DIR") or Path(tempfile.gettempdir(), "millrace-replicas")
     parser.add_argument("--replica-dir", type=Path, default=Path(replicas), help="on each executor's own disk")
     parser.add_argument("--spark-ui", action="store_true", help="serve Spark's UI (on a cluster it always is)")
@@ -103,7 +104,8 @@ def main() -> int:
     threading.Thread(target=_watch_spark, args=(asked_to_stop,), name="spark", daemon=True).start()
     with Api(options.api, options.api_key) as api:
         code = Instance(api, context, options, asked_to_stop).run()
-        context.stop()
+        with contextlib.suppress(Py4JError):
+            context.stop()
     return code
 
 
@@ -236,7 +238,8 @@ class Instance:
         self._leave(drain=True)
         for job in jobs:
             job.join(max(0.0, until - time.monotonic()))
-        self._context.cancelAllJobs()
+        with contextlib.suppress(Py4JError):  # a service manager may have told Spark to end, too
+            self._context.cancelAllJobs()
         self._leave(drain=False)
         self._log.info("instance_left", was_drained=all(job.is_over for job in jobs))
 
@@ -314,6 +317,13 @@ def _watch_stdin() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(PARENT_LOST)
+
+
+def _positive(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError("is 1 or more")
+    return count
 
 
 def _host_name() -> str:

@@ -147,6 +147,18 @@ def test_sigterm_lets_slots_commit_and_leaves_nothing_running(service: Running, 
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
+def test_a_sigterm_to_every_process_at_once_is_an_orderly_end_too(service: Running, instance: Attached) -> None:
+    """As service managers send it: Spark ends while the instance still lets its slots go."""
+    start_job(service)
+    in_state(service, "once", "running")
+    started = instance.descendants()
+    for process in (instance.jvm(), psutil.Process(instance.process.pid)):
+        process.terminate()
+    assert instance.process.wait(30) == 0
+    assert "in _drain" not in instance.log.read_text()
+    wait_until(lambda: are_gone(started), 10, "the end of all processes")
+
+
 def test_a_killed_driver_takes_the_jvm_and_all_workers_with_it(service: Running, instance: Attached) -> None:
     start_job(service)
     in_state(service, "once", "running")

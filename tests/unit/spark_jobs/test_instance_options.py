@@ -51,3 +51,10 @@ def test_where_the_api_is_must_be_said(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         parse(["--spark-master", "local[2]"])
     assert "--api" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "many"])
+def test_an_instance_has_at_least_one_core(cores: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([*NEEDED, "--cores", cores])
+    assert "--cores" in capsys.readouterr().err
