@@ -3,6 +3,7 @@
 Knows how the parts are put together. Refuses to know what any of them does.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypedDict
@@ -38,6 +39,7 @@ class State(TypedDict):
     keys: KeyRing
     rounds: Rounds
     lookups: Lookups
+    simulations: asyncio.Semaphore
 
 
 class Service(FastAPI):
@@ -126,6 +128,7 @@ def _open(settings: Settings) -> State:
         keys=keys,
         rounds=Rounds(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
+        simulations=asyncio.Semaphore(jobs.SIMULATIONS_AT_ONCE),
     )
 
 

@@ -201,9 +201,10 @@ def _settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        _fail(
-            "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'settings'}: {fault['msg']}" for fault in error.errors())
-        )
+        from service.streams.topology.complaints import in_words
+
+        named = [(".".join(map(str, fault["loc"])), in_words(fault)) for fault in error.errors()]
+        _fail("; ".join(f"{name}: {words}" if name else words for name, words in named))
 
 
 def _announce(url: str) -> None:

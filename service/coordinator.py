@@ -41,7 +41,7 @@ from service.catalog.jobs import (
 from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
 from service.streams.assignment import sticky
-from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance
+from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownSlot
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
@@ -78,13 +78,14 @@ class PollAnswer:
 # ---------------------------------------------------------------- what every poll and heartbeat asks, built once
 
 _SLOT = (
-    select(Slot.job_id, Job.state, Instance.state, Job.max_batch_records)
+    select(Slot.job_id, Slot.instance_id, Job.state, Instance.state, Job.max_batch_records)
     .add_columns(Job.idle_close_after_ms, exists().where(Skip.job_id == Job.id))
     .add_columns(Slot.lease_until_ms - Now(), Slot.lease_ms)
     .join(Job, Job.id == Slot.job_id)
     .join(Instance, Instance.id == Slot.instance_id)
     .where(Slot.id == bindparam("slot_id"), Slot.state == LIVE, Instance.state.in_(PRESENT))
 )
+_LEASE = select(Slot.instance_id, Slot.lease_until_ms - Now(), Slot.lease_ms).where(Slot.id == bindparam("slot_id"))
 _INSTANCE = (
     select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
     .add_columns(Instance.lease_until_ms - Now())
@@ -230,15 +231,31 @@ def join_slot(
 
 
 def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> Slot:
-    """A slot that is alive. Raises InstanceGone."""
+    """A slot that is alive. Raises InstanceGone, UnknownSlot (it is another instance's)."""
     slot = s.get(Slot, slot_id)
-    if slot is None or slot.state != LIVE or instance_id not in {None, slot.instance_id}:
+    if slot is not None:
+        _require_same(slot_id, slot.instance_id, instance_id)
+    if slot is None or slot.state != LIVE:
         raise InstanceGone(f"Slot {slot_id}")
     return slot
 
 
-def leave_slot(s: Session, slot_id: str) -> None:
-    """Let a slot go; its tasks are free at once. Leaving twice changes nothing."""
+def require_own(s: Session, slot_id: str, instance_id: str | None) -> None:
+    """A slot that there is, or was, is the instance's. Raises UnknownSlot."""
+    owner = s.scalars(select(Slot.instance_id).where(Slot.id == slot_id)).one_or_none()
+    if owner is not None:
+        _require_same(slot_id, owner, instance_id)
+
+
+def _require_same(slot_id: str, owner: str, instance_id: str | None) -> None:
+    """`instance_id` None: whoever asks need not say."""
+    if instance_id not in {None, owner}:
+        raise UnknownSlot(slot_id)
+
+
+def leave_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> None:
+    """Let a slot go; its tasks are free at once. Leaving twice changes nothing. Raises UnknownSlot."""
+    require_own(s, slot_id, instance_id)
     _end_slots(s, [slot_id], "a slot left")
 
 
@@ -327,22 +344,25 @@ def _take_tasks(s: Session, jobs: Iterable[Job], slot_ids: Collection[str], *, o
 # ---------------------------------------------------------------- polls
 
 
-def poll_slot(catalog: Catalog, slot_id: str, held: Sequence[HeldTask]) -> PollAnswer:
+def poll_slot(
+    catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None
+) -> PollAnswer:
     """What a slot should do next, told what it holds.
 
     One read-only look of three queries, and one more per task with work. A write comes only with something to
     write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
-    Raises InstanceGone.
+    Raises InstanceGone, UnknownSlot (it is another instance's).
     """
-    answer, is_due = catalog.read(_look, slot_id, held)
+    answer, is_due = catalog.read(_look, slot_id, held, instance_id)
     if is_due:
         catalog.write(_keep_slot, slot_id, held)
-        answer, _ = catalog.read(_look, slot_id, held)
+        answer, _ = catalog.read(_look, slot_id, held, instance_id)
     return answer
 
 
 class _SlotNow(NamedTuple):
     job_id: str
+    instance_id: str
     is_wanted: bool
     is_working: bool
     max_batch_records: int
@@ -351,8 +371,9 @@ class _SlotNow(NamedTuple):
     is_lease_due: bool
 
 
-def _look(s: Session, slot_id: str, held: Sequence[HeldTask]) -> tuple[PollAnswer, bool]:
+def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None) -> tuple[PollAnswer, bool]:
     now = _slot_now(s, slot_id)
+    _require_same(slot_id, now.instance_id, instance_id)
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
         return PollAnswer({"directive": "leave", "tasks": []}, True, frozenset(topics)), now.is_lease_due
@@ -381,9 +402,10 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
-    job_id, job_state, instance_state, max_batch_records, idle_ms, has_skips, left_ms, lease_ms = row
+    job_id, instance_id, job_state, instance_state, max_batch_records, idle_ms, has_skips, left_ms, lease_ms = row
     is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, _is_due(left_ms, lease_ms)
-    return _SlotNow(job_id, is_wanted, job_state in WORKING, max_batch_records, idle_ms, has_skips, is_due)
+    is_working = job_state in WORKING
+    return _SlotNow(job_id, instance_id, is_wanted, is_working, max_batch_records, idle_ms, has_skips, is_due)
 
 
 def _is_to_write(task: Assigned, held: Sequence[HeldTask]) -> bool:
@@ -435,27 +457,39 @@ def _hand_over(s: Session, job: Job, slot_id: str) -> None:
     settle(s, job)
 
 
-def _renew_slot(s: Session, slot_id: str, *, only_due: bool = False) -> bool:
-    at = now_ms(s)
+def _renew_slot(s: Session, slot_id: str) -> bool:
     renewed = update(Slot).where(Slot.id == slot_id, Slot.state == LIVE)
-    if only_due:
-        renewed = renewed.where(Slot.lease_until_ms - at < Slot.lease_ms - Slot.lease_ms / RENEW_AFTER)
-    kept = renewed.values(lease_until_ms=at + Slot.lease_ms).returning(Slot.id)
+    kept = renewed.values(lease_until_ms=now_ms(s) + Slot.lease_ms).returning(Slot.id)
     return s.scalars(kept, execution_options=UNSEEN).one_or_none() is not None
 
 
 # ---------------------------------------------------------------- commits and failures
 
 
-def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> list[Verdict]:
-    """Judge each commit alone and write what is accepted (`catalog.tasks`); the slot's lease is kept with it."""
+def commit_tasks(
+    s: Session, slot_id: str, commits: Sequence[TaskCommit], *, instance_id: str | None = None
+) -> list[Verdict]:
+    """Judge each commit alone and write what is accepted (`catalog.tasks`); the slot's lease is kept with it.
+
+    Raises UnknownSlot (it is another instance's).
+    """
+    lease = s.execute(_LEASE, {"slot_id": slot_id}).one_or_none()
+    if lease is not None:
+        _require_same(slot_id, lease[0], instance_id)
     verdicts = work.commit_tasks(s, slot_id, commits)
-    _renew_slot(s, slot_id, only_due=True)
+    if lease is not None and _is_due(*lease[1:]):
+        _renew_slot(s, slot_id)
     return verdicts
 
 
-def fail_task(s: Session, slot_id: str, *, task_id: str, epoch: int, error: Json) -> None:
-    """A task can not go on: its job fails with this error. Raises StaleEpoch when the slot does not hold the task."""
+def fail_task(
+    s: Session, slot_id: str, *, task_id: str, epoch: int, error: Json, instance_id: str | None = None
+) -> None:
+    """A task can not go on: its job fails with this error.
+
+    Raises StaleEpoch when the slot does not hold the task, UnknownSlot when it is another instance's.
+    """
+    require_own(s, slot_id, instance_id)
     job_id = s.scalars(select(Task.job_id).where(Task.id == task_id)).one_or_none()
     if job_id is None:
         raise StaleEpoch(task_id)

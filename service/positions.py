@@ -48,13 +48,21 @@ class StoreCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
 
 
+class RowCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to read on in a list that is shown from its latest row down: before a row. `of`: which list of what."""
+
+    of: str
+    before: int
+
+
 _cursor = msgspec.json.Decoder(Cursor)
 _store_cursor = msgspec.json.Decoder(StoreCursor)
+_row_cursor = msgspec.json.Decoder(RowCursor)
 _position = msgspec.json.Decoder(Position)
 _encode = msgspec.json.Encoder().encode
 
 
-def opaque(thing: Cursor | Position | StoreCursor) -> str:
+def opaque(thing: Cursor | Position | StoreCursor | RowCursor) -> str:
     """As a client carries it."""
     return base64.urlsafe_b64encode(_encode(thing)).rstrip(b"=").decode()
 
@@ -67,6 +75,11 @@ def cursor_of(text: str) -> Cursor | None:
 def store_cursor_of(text: str) -> StoreCursor | None:
     """The cursor of a store that a client brought back; None when it is none."""
     return _read(text, _store_cursor)
+
+
+def row_cursor_of(text: str) -> RowCursor | None:
+    """The cursor of rows that a client brought back; None when it is none."""
+    return _read(text, _row_cursor)
 
 
 def position_of(text: str) -> Position | None:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from service.streams import errors
 from service.streams.errors import StreamError
+from service.streams.topology.complaints import in_words
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:millrace:problem:"
@@ -69,7 +70,9 @@ class ProblemError(HTTPException):
 
 
 class ProblemItem(BaseModel):
-    """One fault in the input: where (JSON pointer into the body, or `?name` for the query) and what."""
+    """One fault in the input: where, and what. Where is a JSON pointer into the body; `?name`, a parameter of the
+    query; `{name}`, a part of the path; `Name:`, a header.
+    """
 
     pointer: str
     detail: str
@@ -163,7 +166,7 @@ def status_of(error: Exception) -> int:
 
 def items_of(error: ValidationError | RequestValidationError, *, skip: int = 0) -> list[dict[str, str]]:
     """Pydantic's errors as pointers into the document; `skip` leading parts of each location are left out."""
-    return [{"pointer": pointer_to(fault["loc"][skip:]), "detail": str(fault["msg"])} for fault in error.errors()]
+    return [{"pointer": pointer_to(fault["loc"][skip:]), "detail": in_words(fault)} for fault in error.errors()]
 
 
 def pointer_to(location: Sequence[str | int]) -> str:
@@ -171,17 +174,33 @@ def pointer_to(location: Sequence[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 
+def _place(location: Sequence[str | int]) -> str:
+    """Where in a request one of the framework's findings is."""
+    part, *rest = location
+    name = str(rest[-1]) if rest else ""
+    return {"query": f"?{name}", "path": f"{{{name}}}", "header": f"{name}:"}.get(str(part), pointer_to(rest))
+
+
+def _with_place(detail: str, items: Sequence[Mapping[str, str]]) -> str:
+    """The detail; where it only repeats the first fault, with its place."""
+    if not items or detail != items[0]["detail"]:
+        return detail
+    return f"{items[0]['pointer'] or 'the body'}: {detail}"
+
+
 async def _stream_error(request: Request, error: StreamError) -> Response:
     status = status_of(error)
     if status >= 500 and not isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
         structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
-    items = [{"pointer": item.pointer, "detail": item.detail} for item in getattr(error, "errors", ())]
+    items = [{"pointer": item.pointer, "detail": item.detail} for item in error.errors]
     more: dict[str, Any] = {}
     headers: dict[str, str] = {}
     if isinstance(error, errors.OffsetTruncated):
         more["start_offset"] = error.start_offset
     if isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
         more["reason"] = error.reason
+    if isinstance(error, errors.OperatorFailed):
+        more |= error.figures
     if isinstance(error, errors.BufferFull):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status == 503:
@@ -190,21 +209,16 @@ async def _stream_error(request: Request, error: StreamError) -> Response:
 
 
 async def _refusal(request: Request, error: ProblemError) -> Response:
-    return problem(request, error.status_code, error.code, error.detail, items=error.errors, headers=error.headers)
+    detail = _with_place(error.detail, error.errors)
+    return problem(request, error.status_code, error.code, detail, items=error.errors, headers=error.headers)
 
 
 async def _invalid_request(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return problem(request, 400, "malformed_json", f"the body is not JSON: {first['ctx']['error']}")
-    items = [
-        {
-            "pointer": pointer_to(fault["loc"][1:]) if fault["loc"][0] == "body" else f"?{fault['loc'][-1]}",
-            "detail": str(fault["msg"]),
-        }
-        for fault in error.errors()
-    ]
-    return problem(request, 422, "invalid_request", items[0]["detail"], items=items)
+    items = [{"pointer": _place(fault["loc"]), "detail": in_words(fault)} for fault in error.errors()]
+    return problem(request, 422, "invalid_request", _with_place(items[0]["detail"], items), items=items)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

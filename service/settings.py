@@ -5,10 +5,12 @@ the values are used for: whoever needs one gets it from `create_app(settings)` o
 """
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -21,7 +23,7 @@ class Settings(BaseSettings):
     database_url: str = ""  # empty: a SQLite file in data_dir
     storage_uri: str = ""  # empty: a folder in data_dir
     replica_dir: Path | None = None  # None: a folder in data_dir
-    redis_url: str | None = Field(default=None, pattern="^(redis|rediss|unix)://")  # None: lookups read replicas here
+    redis_url: str | None = None  # None: lookups read replicas here
     spark_master: str | None = None
 
     host: str = "127.0.0.1"
@@ -43,6 +45,28 @@ class Settings(BaseSettings):
     key_cache_ms: int = Field(default=1_000, ge=0)  # how long another process's revocation may go unseen
     drain_timeout_ms: int = Field(default=20_000, ge=0)
 
+    @field_validator("database_url")
+    @classmethod
+    def _is_a_database(cls, url: str) -> str:
+        if url and not re.match(r"(sqlite|postgresql)(\+\w+)?://", url):
+            forms = "sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/NAME"
+            raise _wrong(f"MILLRACE_DATABASE_URL is no database URL: {forms}")
+        return url
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, url: str | None) -> str | None:
+        if url is not None and not re.match("(redis|rediss|unix)://", url):
+            raise _wrong("MILLRACE_REDIS_URL is no URL of Redis: redis://HOST:PORT/0, rediss:// or unix://")
+        return url
+
+    @field_validator("data_dir")
+    @classmethod
+    def _is_a_folder(cls, folder: Path) -> Path:
+        if folder.exists() and not folder.is_dir():
+            raise _wrong(f"{folder} is no folder: say another with --data-dir or MILLRACE_DATA_DIR")
+        return folder
+
     @model_validator(mode="after")
     def _fill_from_data_dir(self) -> "Settings":
         folder = self.data_dir.absolute()
@@ -54,8 +78,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _no_open_door(self) -> "Settings":
         if self.auth == "off" and not is_loopback(self.host):
-            raise ValueError(f"MILLRACE_AUTH=off is refused on {self.host}: only a loopback address may go without")
+            raise _wrong(f"MILLRACE_AUTH=off is refused on {self.host}: only a loopback address may go without")
         return self
+
+
+def _wrong(detail: str) -> PydanticCustomError:
+    """A finding whose words go to the person as they are."""
+    return PydanticCustomError("millrace", "{detail}", {"detail": detail})
 
 
 def is_loopback(host: str) -> bool:

@@ -1,38 +1,59 @@
 """`POST /v1/jobs:simulate`: a job over records given by hand, with real operators and real replicas, nothing kept.
 
-It knows how a task is fed and its state replayed, in one thread and a temporary folder; it refuses to know
-what the operators mean, and it uses no catalog, no segments and no Spark.
+It knows how a task is fed and its state replayed, in one thread and a temporary folder, and how much one simulation
+may give; it refuses to know what the operators mean, and it uses no catalog, no segments and no Spark.
+
+A few records can become millions of updates (hopping windows, `collect`), so records are fed a few at a time and what
+they came to is counted before more are: how a range is cut changes nothing. `last_per_batch` alone sees batches, and
+keeps those it asked for; there the updates are counted beforehand.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.storage.replica import Replica
 from service.streams import clock
-from service.streams.errors import InvalidRecords, InvalidSpec, Problem
+from service.streams.errors import InvalidRecords, InvalidSpec, OperatorFailed, Problem, SimulationTooLarge
+from service.streams.operators.aggregate import AggregateSpec
 from service.streams.operators.fields import MAX_INT64
+from service.streams.operators.windows import HoppingWindow, SlidingWindow
 from service.streams.partitioner import sink_partition_of
 from service.streams.records import RECORD_SCHEMA, TASK_SCHEMA, StateReader, as_task_batch, empty
 from service.streams.stores.forms import form_of
-from service.streams.stores.reading import Form, Place, Query, Snapshot, read, read_page
+from service.streams.stores.reading import Entry, Form, Place, Query, Snapshot, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.graph import Node, SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 
-MAX_RECORDS = 100_000
-MAX_PARTITIONS = 256
-_PAGE_ITEMS = 1000
+MAX_RECORDS: Final = 100_000
+MAX_PARTITIONS: Final = 256
+MAX_ITEMS: Final = 100_000  # in an answer: outputs, dropped records and entries of stores, together
+MAX_BYTES: Final = 64 << 20  # of their keys and values
+MAX_SECONDS: Final = 30.0
+MAX_REPLICAS: Final = 512  # each is an open file, and takes 64 GiB of addresses
+_MAX_STORED: Final = 4 * MAX_ITEMS  # store keys while it runs: those of indexes, and of entries that are over, too
+_MAX_DISK: Final = 8 * MAX_BYTES  # that replicas take meanwhile
+_FED_RECORDS: Final = 1000  # at once
+_FED_BYTES: Final = 32 << 20  # that they may become at once; an operator takes ten times that to make them
+_NUMBERS: Final = frozenset({"count", "sum", "mean"})  # functions whose values do not grow with those of records
+_PAGE_ITEMS: Final = 1000
+_ROW_BYTES: Final = 64  # of what is not key or value
 _DEFAULTS = {"name": "x", "source": "in", "sink": "out"}
 
 
@@ -59,22 +80,53 @@ class SimulateRequest(BaseModel):
     advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
 
 
-def simulate(body: SimulateRequest) -> dict[str, Any]:
-    """Run the job over the records; the answer of contract.md, Jobs.
+Show = Callable[[str], Any]
+Fed = tuple[int, SimulatedRecord, str | None]  # its position, and its value as text
 
-    Offsets are positions in `records`. Raises InvalidSpec, InvalidRecords, ExpressionFailed.
+
+def simulate(body: SimulateRequest, show: Show = json.loads) -> dict[str, Any]:
+    """Run the job over the records; the answer of contract.md, Jobs. `show` makes of a value's JSON what stands there.
+
+    Offsets are positions in `records`. Raises InvalidSpec, InvalidRecords, OperatorFailed; SimulationTooLarge as soon
+    as more comes of it than an answer takes (MAX_ITEMS, MAX_BYTES), or it takes longer than MAX_SECONDS.
     """
     spec, topology = _compiled(body)
     _check_streams(body.records, spec.sources)
     sub_topology = topology.sub_topologies[0]
-    with TemporaryDirectory(prefix="millrace-simulate-") as folder, ExitStack() as opened:
-        run = _Run(sub_topology, Chain(sub_topology, spec.on_error), Path(folder), opened)
-        size = body.batch_records or max(len(body.records), 1)
-        for begin in range(0, len(body.records), size):
-            run.feed(begin, body.records[begin : begin + size])
-        if body.advance_to is not None:
-            run.advance(body.advance_to)
-        return run.answer()
+    texts = [_value(record, i) for i, record in enumerate(body.records)]
+    reach = _Reach.of(spec, body.records)
+    _check_reach(body, spec, reach, texts, replicas=len(sub_topology.stores()))
+    try:
+        with TemporaryDirectory(prefix="millrace-simulate-") as folder, ExitStack() as opened:
+            bounds = _Bounds(reach, len(body.records), time.monotonic() + MAX_SECONDS)
+            run = _Run(sub_topology, Chain(sub_topology, spec.on_error), Path(folder), opened, bounds, show)
+            run.feed_all(body.records, texts, _batches(body), is_whole=_sees_batches(spec))
+            if body.advance_to is not None:
+                run.advance(body.advance_to)
+            return run.answer()
+    except OperatorFailed as error:
+        error.at(_place(error, sub_topology))
+        raise
+
+
+def _batches(body: SimulateRequest) -> list[range]:
+    """The batches that were asked for, as positions in the records."""
+    count = len(body.records)
+    size = min(body.batch_records or count, count)
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)] if count else []
+
+
+def _sees_batches(spec: JobSpec) -> bool:
+    """Whether outputs depend on how records are cut into batches."""
+    return any(isinstance(each, AggregateSpec) and each.updates == "last_per_batch" for each in spec.operators)
+
+
+def _place(error: OperatorFailed, sub_topology: SubTopology) -> str:
+    """Where in the request it is that an operator failed: at a record, where one is known, else at the operator."""
+    if error.offset is not None and error.offset >= 0:
+        return f"/records/{error.offset}"
+    names = [node.name for node in sub_topology.nodes]
+    return f"/job/operators/{names.index(error.operator)}" if error.operator in names else "/job"
 
 
 def _compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
@@ -96,6 +148,116 @@ def _check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:
         raise InvalidRecords(unknown[:100])
 
 
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How many updates one record may become: `hops` by hopping windows for certain, `most` where sliding windows
+    are as crowded as timestamps allow. `has_values`: its value may be in each of them.
+    """
+
+    hops: int
+    most: int
+    has_values: bool
+
+    @classmethod
+    def of(cls, spec: JobSpec, records: Sequence[SimulatedRecord]) -> _Reach:
+        hops = most = 1
+        aggregates = [each for each in spec.operators if isinstance(each, AggregateSpec)]
+        for window in (each.window for each in aggregates):
+            if isinstance(window, HoppingWindow):
+                hops *= math.ceil(window.size_ms / window.advance_ms)
+            elif isinstance(window, SlidingWindow):
+                most *= 2 * max(1, _crowd(records, window.time_difference_ms))
+        functions = {function.fn for each in aggregates for function in each.aggregates.values()}
+        return cls(hops, hops * most, not functions <= _NUMBERS)
+
+
+def _crowd(records: Sequence[SimulatedRecord], difference_ms: int) -> int:
+    """The most records that lie so close together: a record changes no more than twice as many sliding windows."""
+    times = np.sort(np.array([record.timestamp for record in records], np.int64))
+    ends = np.searchsorted(times, times + np.minimum(difference_ms, MAX_INT64 - times), "right")
+    return int((ends - np.arange(len(times))).max(initial=0))
+
+
+def _check_reach(
+    body: SimulateRequest, spec: JobSpec, reach: _Reach, texts: Sequence[str | None], *, replicas: int
+) -> None:
+    """What is too much before anything runs. Raises SimulationTooLarge."""
+    tasks = len({record.partition for record in body.records})
+    if tasks * replicas > MAX_REPLICAS:
+        detail = (
+            f"{tasks} partitions with {replicas} stores each are more than the {MAX_REPLICAS} that are kept at once"
+        )
+        raise SimulationTooLarge(detail)
+    largest = max((len(text) for text in texts if text is not None), default=0)
+    if reach.hops > MAX_ITEMS or (reach.has_values and reach.hops > 1 and reach.hops * largest > _FED_BYTES):
+        detail = f"one record of {largest} bytes falls into {reach.hops} windows"
+        raise SimulationTooLarge(f"{detail}; an answer has at most {MAX_ITEMS} items of {MAX_BYTES} bytes")
+    batch = max((len(each) for each in _batches(body)), default=0)
+    if _sees_batches(spec) and batch * reach.most > MAX_ITEMS:
+        detail = f"a batch of {batch} records may be {batch * reach.most} updates, at most {MAX_ITEMS} are taken"
+        raise SimulationTooLarge(f"{detail}: give a smaller batch_records")
+
+
+@dataclass(slots=True)
+class _Bounds:
+    """How much there is of the answer already, when time is over, and how many records may go in at once.
+
+    `widest`, `heaviest`: the outputs of the record that had most of them, and their bytes.
+    """
+
+    reach: _Reach
+    records: int
+    until: float
+    items: int = 0
+    bytes: int = 0
+    widest: int = 1
+    heaviest: int = 1
+
+    def take(self, items: int, size: int) -> None:
+        """Count what goes into the answer. Raises SimulationTooLarge."""
+        self.items += items
+        self.bytes += size
+        if self.items > MAX_ITEMS or self.bytes > MAX_BYTES:
+            found = f"more than {MAX_ITEMS} items" if self.items > MAX_ITEMS else f"more than {MAX_BYTES} bytes"
+            raise self.too_large(f"give {found} of outputs, dropped records and entries of stores")
+        if time.monotonic() > self.until:
+            raise self.too_large(f"take longer than {MAX_SECONDS:g} s")
+
+    def see(self, causes: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
+        """Count outputs, before anything is made of them. Raises SimulationTooLarge."""
+        self.take(len(sizes), int(sizes.sum()))
+        if len(sizes):
+            _, which = np.unique(causes, return_inverse=True)
+            self.widest = max(self.widest, int(np.bincount(which).max()))
+            self.heaviest = max(self.heaviest, int(np.bincount(which, sizes).max()))
+
+    def hold(self, replicas: Iterable[Replica]) -> None:
+        """Look at how much is in stores. Raises SimulationTooLarge."""
+        keys = size = 0
+        for replica in replicas:
+            keys, size = keys + replica.entries, size + replica.disk_bytes
+        if keys > _MAX_STORED or size > _MAX_DISK:
+            held = f"{_MAX_STORED} keys" if keys > _MAX_STORED else f"{_MAX_DISK} bytes on disk"
+            raise self.too_large(f"fill stores with more than {held}")
+
+    def cut(self, sizes: Sequence[int]) -> int:
+        """How many of the next records (their bytes) go in at once, at least one.
+
+        The first of them may be in the result of each of the others, as with `collect`.
+        """
+        count = size = 0
+        for count, more in enumerate(sizes, 1):
+            size += more
+            is_wide = count * max(self.reach.most, self.widest) > MAX_ITEMS
+            weight = size * self.reach.most if self.reach.has_values else size
+            if is_wide or count * max(weight, self.heaviest) > _FED_BYTES:
+                return max(1, count - 1)
+        return max(1, count)
+
+    def too_large(self, what: str) -> SimulationTooLarge:
+        return SimulationTooLarge(f"{self.records} records {what}: send fewer, or a job that gives less")
+
+
 @dataclass(slots=True)
 class _Task:
     """One task and its replicas."""
@@ -109,12 +271,11 @@ class _Task:
             replica = self.replicas[store]
             replica.apply(replica.position, replica.position + batch.num_rows, batch)
 
-    def items(self, node: Node, partition: int) -> list[dict[str, Any]]:
-        """What the store of an operator holds."""
-        if node.store is None:
-            return []
-        with self.replicas[node.store.name].reader() as view:
-            return list(_items(form_of(node), partition, view))
+    def entries(self, node: Node, partition: int) -> Iterator[list[Entry]]:
+        """What the store of an operator holds, page by page."""
+        if node.store is not None:
+            with self.replicas[node.store.name].reader() as view:
+                yield from _entries(form_of(node), partition, view)
 
 
 @dataclass(slots=True)
@@ -125,22 +286,44 @@ class _Run:
     chain: Chain
     folder: Path
     opened: ExitStack
+    bounds: _Bounds
+    show: Show
     tasks: dict[int, _Task] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[dict[str, Any]] = field(default_factory=list)
 
-    def feed(self, begin: int, records: list[SimulatedRecord]) -> None:
-        """One batch: each partition's task runs its share; results come in the order of their causes."""
-        shares: dict[int, list[int]] = {}
-        for i, record in enumerate(records):
-            shares.setdefault(record.partition, []).append(i)
+    def feed_all(
+        self,
+        records: Sequence[SimulatedRecord],
+        texts: Sequence[str | None],
+        batches: Iterable[range],
+        *,
+        is_whole: bool,
+    ) -> None:
+        """Batch after batch; each in one go, if it `is_whole`, else as much at once as the bounds allow."""
+        sizes = [
+            _ROW_BYTES + len(record.key or "") + len(text or "") for record, text in zip(records, texts, strict=True)
+        ]
+        for batch in batches:
+            begin = batch.start
+            while begin < batch.stop:
+                ahead = sizes[begin : min(batch.stop, begin + _FED_RECORDS)]
+                end = batch.stop if is_whole else begin + self.bounds.cut(ahead)
+                self.feed([(i, records[i], texts[i]) for i in range(begin, end)])
+                self.bounds.hold(replica for task in self.tasks.values() for replica in task.replicas.values())
+                begin = end
+
+    def feed(self, records: Sequence[Fed]) -> None:
+        """Each partition's task runs its share; results come in the order of their causes."""
+        shares: dict[int, list[Fed]] = {}
+        for fed in records:
+            shares.setdefault(fed[1].partition, []).append(fed)
         outputs: list[tuple[int, dict[str, Any]]] = []
         dropped: list[tuple[int, dict[str, Any]]] = []
         for partition, share in shares.items():
-            batch = _batch([records[i] for i in share], [begin + i for i in share])
-            for result in self._run(partition, batch):
-                outputs += _outputs(result, partition, self.sub_topology.partitions)
-                dropped += _dropped(result)
+            for result in self._run(partition, _batch(share)):
+                outputs += self._outputs(result, partition)
+                dropped += self._dropped(result)
         self.outputs += [output for _, output in sorted(outputs, key=_cause)]
         self.dropped += [drop for _, drop in sorted(dropped, key=_cause)]
 
@@ -151,9 +334,9 @@ class _Run:
                 result = self.chain.advance(to, states, "flush")
             task.stream_time = max(task.stream_time, to)
             task.replay(result.changes)
-            for said in (result, *self._rest(task)):
-                self.outputs += [output for _, output in _outputs(said, partition, self.sub_topology.partitions)]
-                self.dropped += [drop for _, drop in _dropped(said)]
+            for said in itertools.chain([result], self._rest(task)):
+                self.outputs += [output for _, output in self._outputs(said, partition)]
+                self.dropped += [drop for _, drop in self._dropped(said)]
 
     def answer(self) -> dict[str, Any]:
         """What the run came to."""
@@ -161,7 +344,7 @@ class _Run:
         return {
             "outputs": self.outputs,
             "stores": {
-                node.store.name: [item for partition, task in tasks for item in task.items(node, partition)]
+                node.store.name: [item for partition, task in tasks for item in self._items(task, node, partition)]
                 for node in self.sub_topology.nodes
                 if node.store is not None
             },
@@ -196,6 +379,42 @@ class _Run:
         with ExitStack() as views:
             yield {name: views.enter_context(replica.reader()) for name, replica in task.replicas.items()}
 
+    def _outputs(self, result: ChainResult, partition: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        for (_, records), causes in zip(result.outputs, result.offsets, strict=True):
+            self.bounds.see(causes, _sizes(records))
+        for (stream, records), causes in zip(result.outputs, result.offsets, strict=True):
+            targets = sink_partition_of(records.column("key"), self.sub_topology.partitions, partition)
+            for cause, target, record in zip(causes.tolist(), targets.tolist(), records.to_pylist(), strict=True):
+                yield cause, {"stream": stream, "partition": target, **self._shown(record)}
+
+    def _shown(self, record: dict[str, Any]) -> dict[str, Any]:
+        start, end = record["window_start"], record["window_end"]
+        return {
+            "key": _text(record["key"]),
+            "value": None if record["value"] is None else self.show(record["value"]),
+            "timestamp": record["timestamp"],
+            "window": None if start is None else {"start": start, "end": end},
+        }
+
+    def _dropped(self, result: ChainResult) -> Iterator[tuple[int, dict[str, Any]]]:
+        for each in result.dropped:
+            self.bounds.take(each.rows.num_rows, int(_sizes(each.rows).sum()))
+            for record in each.rows.to_pylist():
+                shown = {"key": _text(record["key"]), "timestamp": record["timestamp"]}
+                yield record["offset"], {"operator": each.operator, "reason": each.reason, **shown}
+
+    def _items(self, task: _Task, node: Node, partition: int) -> Iterator[dict[str, Any]]:
+        for page in task.entries(node, partition):
+            sizes = (_ROW_BYTES + len(entry.key or b"") + len(entry.value or "") for entry in page)
+            self.bounds.take(len(page), sum(sizes))
+            for entry in page:
+                yield {
+                    "key": _text(entry.key),
+                    "window": None if entry.window is None else dict(zip(("start", "end"), entry.window, strict=True)),
+                    "value": None if entry.value is None else self.show(entry.value),
+                    "timestamp": entry.timestamp,
+                }
+
     def _start(self, partition: int) -> _Task:
         replicas = {}
         for store in self.sub_topology.stores():
@@ -210,17 +429,26 @@ def _cause(tagged: tuple[int, dict[str, Any]]) -> int:
     return tagged[0]
 
 
-def _batch(records: list[SimulatedRecord], offsets: list[int]) -> pa.RecordBatch:
+def _batch(records: Sequence[Fed]) -> pa.RecordBatch:
     nothing = pa.nulls(len(records), pa.int64())
     columns = [
-        pa.array([_key(record, offset) for record, offset in zip(records, offsets, strict=True)], pa.binary()),
-        pa.array([_value(record, offset) for record, offset in zip(records, offsets, strict=True)], pa.utf8()),
-        pa.array([record.timestamp for record in records], pa.int64()),
+        pa.array([_key(record, offset) for offset, record, _ in records], pa.binary()),
+        pa.array([text for _, _, text in records], pa.utf8()),
+        pa.array([record.timestamp for _, record, _ in records], pa.int64()),
         nothing,
         nothing,
         pa.nulls(len(records), pa.utf8()),
     ]
-    return as_task_batch(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), pa.array(offsets, pa.int64()))
+    offsets = pa.array([offset for offset, _, _ in records], pa.int64())
+    return as_task_batch(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
+
+
+def _sizes(rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    """The bytes of each row."""
+    sizes = np.full(rows.num_rows, _ROW_BYTES, np.int64)
+    for name in ("key", "value"):
+        sizes += np.asarray(pc.fill_null(pc.binary_length(rows.column(name)), 0))
+    return sizes
 
 
 def _key(record: SimulatedRecord, position: int) -> bytes | None:
@@ -241,43 +469,12 @@ def _value(record: SimulatedRecord, position: int) -> str | None:
     return text
 
 
-def _outputs(result: ChainResult, partition: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    for (stream, records), causes in zip(result.outputs, result.offsets, strict=True):
-        targets = sink_partition_of(records.column("key"), count, partition)
-        for cause, target, record in zip(causes.tolist(), targets.tolist(), records.to_pylist(), strict=True):
-            yield cause, {"stream": stream, "partition": target, **_shown(record)}
-
-
-def _shown(record: dict[str, Any]) -> dict[str, Any]:
-    start, end = record["window_start"], record["window_end"]
-    return {
-        "key": _text(record["key"]),
-        "value": None if record["value"] is None else json.loads(record["value"]),
-        "timestamp": record["timestamp"],
-        "window": None if start is None else {"start": start, "end": end},
-    }
-
-
-def _dropped(result: ChainResult) -> Iterator[tuple[int, dict[str, Any]]]:
-    for each in result.dropped:
-        for record in each.rows.to_pylist():
-            shown = {"key": _text(record["key"]), "timestamp": record["timestamp"]}
-            yield record["offset"], {"operator": each.operator, "reason": each.reason, **shown}
-
-
-def _items(form: Form, partition: int, view: Snapshot) -> Iterator[dict[str, Any]]:
-    """The entries of a task's store that live, in its order."""
+def _entries(form: Form, partition: int, view: Snapshot) -> Iterator[list[Entry]]:
+    """The entries of a task's store that live, in its order, page by page."""
     after: Place | None = None
     while True:
         page = read(read_page(form, Query(), [partition], _PAGE_ITEMS, after), {partition: view})
-        for found in page.items:
-            entry = found.entry
-            yield {
-                "key": _text(entry.key),
-                "window": None if entry.window is None else dict(zip(("start", "end"), entry.window, strict=True)),
-                "value": None if entry.value is None else json.loads(entry.value),
-                "timestamp": entry.timestamp,
-            }
+        yield [found.entry for found in page.items]
         after = page.next
         if after is None:
             return

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from service.api.bodies import answer
-from service.api.models import Page
+from service.api.models import Cursor, Limit, Page, short_page
 from service.auth import Reader
 from service.problems import declared
 from service.streams.operators.aggregators import Installed, described
@@ -36,11 +36,11 @@ class Aggregator(BaseModel):
     problem: Annotated[str | None, Field(description="Why it can not be used.")]
 
 
-@router.get("/v1/aggregators", responses={200: {"model": Page[Aggregator]}, **declared(401, 403)})
-def list_aggregators(_: Reader) -> Response:
+@router.get("/v1/aggregators", responses={200: {"model": Page[Aggregator]}, **declared(401, 403, 422)})
+def list_aggregators(_: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List the functions of `aggregate`, then the aggregators that are installed beside this service."""
-    own = [_built_in(name, doc) for name, doc in FUNCTIONS.items()]
-    return answer({"items": [*own, *(_installed(found) for found in described())], "next": None})
+    listed = [*(_built_in(name, doc) for name, doc in FUNCTIONS.items()), *map(_installed, described())]
+    return answer(short_page(listed, lambda each: f"{each['kind']}/{each['name']}", limit=limit, cursor=cursor))
 
 
 def _built_in(name: str, doc: str) -> dict[str, Any]:

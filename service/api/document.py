@@ -50,8 +50,10 @@ def document(app: FastAPI) -> dict[str, Any]:
         title="Millrace",
         version=version("millrace"),
         summary="Stateful stream operators as a REST service, on Spark.",
-        description="Post records to streams, submit jobs that deduplicate them, read what comes out, exactly once. "
-        "Every error is an `application/problem+json` (RFC 9457) with a `code` and the `request_id`.",
+        description="Post records to streams; submit jobs that filter, map, deduplicate and aggregate them (for ever, "
+        "over windows and sessions) or hold updates back until they are final; read what comes out, exactly once; "
+        "look up what the operators keep. Every error is an `application/problem+json` (RFC 9457) with a `code` and "
+        "the `request_id`.",
         routes=app.routes,
         tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},

@@ -58,14 +58,14 @@ def readyz(request: Request) -> Response:
     """Whether jobs can run: database, storage, Redis if it is set, the service's own loops, a live instance."""
     state = request.state
     parts = {
-        "database": _probe(lambda: state.catalog.read(overview.live_instances)),
-        "storage": _probe(state.storage.check),
+        "database": _probe("the database", lambda: state.catalog.read(overview.live_instances)),
+        "storage": _probe("the storage", state.storage.check),
         "loops": f"ended: {', '.join(state.rounds.ended)}" if state.rounds.ended else "ok",
         "instances": "not known",
         "intake": "draining" if getattr(request.app.state, "is_draining", False) else "ok",
     }
     if (redis_url := state.settings.redis_url) is not None:
-        parts["redis"] = _probe(lambda: ping_views(redis_url))
+        parts["redis"] = _probe("Redis", lambda: ping_views(redis_url))
     if parts["database"] == "ok":
         parts["instances"] = "ok" if state.catalog.read(overview.live_instances) else "none is alive"
     is_ready = all(part == "ok" for part in parts.values())
@@ -103,10 +103,11 @@ async def prometheus_metrics(request: Request, _: Reader) -> Response:
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def _probe(part: Callable[[], Any]) -> str:
+def _probe(name: str, part: Callable[[], Any]) -> str:
+    """`ok`, or that it does not answer; why (hosts, users, paths) is in the log, for this page needs no key."""
     try:
         part()
     except (SQLAlchemyError, OSError, StreamError) as error:
-        structlog.get_logger().warning("not_ready", error=str(error))
-        return str(error) or type(error).__name__
+        structlog.get_logger().warning("not_ready", part=name, error=str(error) or type(error).__name__)
+        return f"{name} does not answer; why is in the log"
     return "ok"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 import msgspec
 from fastapi import APIRouter, Query
+from msgspec import UNSET, UnsetType
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -20,11 +21,12 @@ from starlette.responses import Response
 from service import coordinator, metrics
 from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page
+from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page
 from service.auth import Instance, Reader
 from service.catalog import groups, jobs, segments
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import Instance as InstanceRow
+from service.catalog.tables import Rebalance
 from service.catalog.tasks import TaskCommit
 from service.faults import fault_point
 from service.problems import declared
@@ -37,7 +39,8 @@ PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews 
 SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
 PROTOCOL: dict[int | str, dict[str, Any]] = declared(400, 401, 403, 404, 409, 410, 413, 415, 422, 503)
 
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+ID = r"^[A-Za-z0-9_.-]+$"
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=ID)]
 # Integers as the catalog's columns hold them.
 Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -108,7 +111,7 @@ Moved = TypedDict("Moved", {"stream_id": Id, "partition": Int32, "from": Count, 
 
 
 class WrittenChunk(TypedDict):
-    """One record batch of a segment, as its writer describes it (`ChunkMeta`)."""
+    """One record batch of a segment, as its writer describes it."""
 
     stream_id: Id
     partition: Int32
@@ -136,7 +139,7 @@ class Advanced(TypedDict):
 
 
 class Spread(TypedDict, total=False):
-    """Figures of some values; how they merge is known to `service.streams.measures`."""
+    """Figures of some values: how many, their sum and their extremes."""
 
     count: Count
     sum: Count
@@ -188,7 +191,7 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TaskError(msgspec.Struct):
-    """Why a task can not go on, and at which record of its source."""
+    """Why a task can not go on, and at which record of its source; of a full buffer, how full it is."""
 
     code: Annotated[str, msgspec.Meta(max_length=100)]
     detail: Annotated[str, msgspec.Meta(max_length=100_000)]
@@ -196,6 +199,10 @@ class TaskError(msgspec.Struct):
     stream: str | None = None
     partition: Int32 | None = None
     offset: Int64 | None = None
+    records: Count | UnsetType | None = UNSET
+    max_records: Count | UnsetType | None = UNSET
+    bytes: Count | UnsetType | None = UNSET
+    max_bytes: Count | UnsetType | None = UNSET
 
 
 class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -278,6 +285,7 @@ class RebalanceView(BaseModel):
 @router.get("/v1/instances", responses={200: {"model": Page[InstanceView]}, **declared(401, 403, 422)})
 def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List instances by name, those that are gone too."""
+    require_name(cursor, ID)
     return answer(page(request.state.catalog.read(_instances, limit + 1, cursor), limit=limit))
 
 
@@ -298,9 +306,9 @@ def get_group(request: Request, job: str, _: Reader) -> Response:
 @router.get(
     "/v1/groups/{job:name}/rebalances", responses={200: {"model": Page[RebalanceView]}, **declared(401, 403, 404, 422)}
 )
-def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List a job's rounds of assignment, latest first: why, what moved, how long it took."""
-    return answer({"items": request.state.catalog.read(_rebalances, job, limit), "next": None})
+    return answer(request.state.catalog.read(_rebalances, job, limit, cursor))
 
 
 # ---------------------------------------------------------------- instances
@@ -376,7 +384,7 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
     until = _deadline(body.timeout_ms, state.settings.lease_ms)
     while True:
         seen = state.hub.seen
-        found = await run_in_threadpool(coordinator.poll_slot, state.catalog, slot, body.tasks)
+        found = await run_in_threadpool(coordinator.poll_slot, state.catalog, slot, body.tasks, instance_id=instance)
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:
             return answer(found.body)
@@ -396,7 +404,8 @@ def find_chunks(
     max_records: Annotated[int, Query(ge=1, lt=2**63)] = 500_000,
 ) -> Response:
     """Find the chunks that hold the records of a partition from an offset on."""
-    found = request.state.catalog.read(segments.chunks_from, stream_id, partition, from_offset, max_records)
+    which = (stream_id, partition, from_offset, max_records)
+    found = request.state.catalog.read(_find_chunks, instance, slot, *which)
     chunks = [chunk._asdict() for chunk in found.chunks]
     return answer({"start": found.start_offset, "end": found.end_offset, "chunks": chunks})
 
@@ -414,7 +423,7 @@ async def register_segments(request: Request, instance: str, slot: str, _: Insta
 async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Commit what tasks did; each commit is accepted or refused alone."""
     body = await read_struct(request, COMMIT)
-    verdicts = await run_in_threadpool(_commit, request.state.catalog, slot, body.commits)
+    verdicts = await run_in_threadpool(_commit, request.state.catalog, instance, slot, body.commits)
     for verdict in verdicts:
         metrics.COMMITS.labels(verdict["status"]).inc()
     return answer({"results": verdicts})
@@ -426,14 +435,15 @@ async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> 
     body = await read_struct(request, FAIL)
     error = msgspec.to_builtins(body.error)
     write = request.state.catalog.write
-    await run_in_threadpool(write, coordinator.fail_task, slot, task_id=body.task, epoch=body.epoch, error=error)
+    told = {"task_id": body.task, "epoch": body.epoch, "error": error, "instance_id": instance}
+    await run_in_threadpool(write, coordinator.fail_task, slot, **told)
     return Response(status_code=204)
 
 
 @router.post(SLOT + ":leave", status_code=204, responses=PROTOCOL)
 def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Leave; the tasks of the slot are free at once."""
-    request.state.catalog.write(coordinator.leave_slot, slot)
+    request.state.catalog.write(coordinator.leave_slot, slot, instance_id=instance)
     return Response(status_code=204)
 
 
@@ -444,11 +454,17 @@ def _deadline(wait_ms: int, lease_ms: int) -> float:
     return time.monotonic() + min(wait_ms, MAX_WAIT_MS, lease_ms * PATIENCE) / 1000
 
 
-def _commit(catalog: Catalog, slot: str, commits: list[Commit]) -> Sequence[Any]:
+def _commit(catalog: Catalog, instance: str, slot: str, commits: list[Commit]) -> Sequence[Any]:
     fault_point("commit.before")
-    verdicts = catalog.write(coordinator.commit_tasks, slot, cast("list[TaskCommit]", commits))
+    told = cast("list[TaskCommit]", commits)
+    verdicts = catalog.write(coordinator.commit_tasks, slot, told, instance_id=instance)
     fault_point("commit.after")
     return verdicts
+
+
+def _find_chunks(s: Session, instance: str, slot: str, *which: Any) -> segments.ChunkRange:
+    coordinator.require_own(s, slot, instance)
+    return segments.chunks_from(s, *which)
 
 
 def _register(s: Session, instance: str, slot: str, paths: dict[str, str]) -> None:
@@ -511,18 +527,21 @@ def _group(s: Session, name: str) -> dict[str, Any]:
     }
 
 
-def _rebalances(s: Session, name: str, limit: int) -> list[dict[str, Any]]:
-    rows = groups.rebalances_of(s, jobs.get_job(s, name).id, limit=limit)
-    return [
-        {
-            "generation": row.generation,
-            "at": _moment(row.at_ms),
-            "reason": row.reason,
-            "moved": row.moved,
-            "took_ms": row.took_ms,
-        }
-        for row in rows
-    ]
+def _rebalances(s: Session, name: str, limit: int, cursor: str | None) -> dict[str, Any]:
+    job_id = jobs.get_job(s, name).id
+    of = f"rebalances/{job_id}"
+    rows = groups.rebalances_of(s, job_id, limit=limit + 1, before=first_row(of, cursor))
+    return rows_page(of, rows, _rebalance, limit=limit)
+
+
+def _rebalance(row: Rebalance) -> dict[str, Any]:
+    return {
+        "generation": row.generation,
+        "at": _moment(row.at_ms),
+        "reason": row.reason,
+        "moved": row.moved,
+        "took_ms": row.took_ms,
+    }
 
 
 def _moment(ms: int) -> str:

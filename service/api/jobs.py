@@ -1,13 +1,17 @@
 """Jobs over HTTP: submit, look, wait, pause, stop, delete, simulate.
 
-Knows the shapes of contract.md. Refuses to know states and their order (`service.catalog.jobs`) and what a
+Knows the shapes of requests and answers. Refuses to know states and their order (`service.catalog.jobs`) and what a
 specification means (`service.streams.topology`).
 """
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -18,14 +22,15 @@ from starlette.responses import PlainTextResponse, Response
 from service import coordinator
 from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json, read_model, tagged
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page
+from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page, short_page
 from service.auth import Admin, Reader, Writer
 from service.catalog import jobs, segments, streams
 from service.catalog.engine import progress_topic
 from service.catalog.tables import Job, JobTransition
-from service.problems import declared
+from service.problems import ProblemError, declared
 from service.simulate import SimulateRequest, simulate
 from service.streams.errors import InvalidSpec, Problem, StaleTag
+from service.streams.operators.fields import JOB_NAME
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
@@ -35,6 +40,8 @@ from service.streams.topology.spec import JobSpec
 router = APIRouter(tags=["jobs"])
 
 ENDED = frozenset({jobs.FAILED, jobs.STOPPED})  # nothing more comes
+SIMULATIONS_AT_ONCE = 2  # each may take some hundred MB and a processor
+SIMULATION_WAIT_S = 10.0
 LOOK_AGAIN_S = 1.0  # at least this often while waiting, should a wake-up of another process be lost
 EXAMPLE = {
     "name": "unique_clicks",
@@ -146,19 +153,19 @@ class SkipRequest(BaseModel, extra="forbid"):
 
 @router.post(
     "/v1/jobs:validate",
-    responses={200: {"model": Compiled}, **declared(400, 401, 403, 413, 415, 422)},
+    responses={200: {"model": Compiled}, **declared(400, 401, 403, 409, 413, 415, 422)},
     openapi_extra=takes(JobSpec, EXAMPLE),
 )
 async def validate_job(request: Request, _: Reader) -> Response:
-    """Compile a job and keep nothing."""
+    """Compile a job and keep nothing; what `POST /v1/jobs` would refuse is refused in the same words."""
     spec = JobSpec.parse(await read_json(request))
-    topology = await run_in_threadpool(request.state.catalog.read, _compile, spec)
+    topology = await run_in_threadpool(request.state.catalog.read, _validate, spec)
     return answer({"spec": spec.to_json(), "topology": topology.to_json()})
 
 
 @router.post(
     "/v1/jobs:simulate",
-    responses={200: {"model": Simulated}, **declared(400, 401, 403, 413, 415, 422)},
+    responses={200: {"model": Simulated}, **declared(400, 401, 403, 413, 415, 422, 429)},
     openapi_extra=takes(
         SimulateRequest,
         {
@@ -171,9 +178,31 @@ async def validate_job(request: Request, _: Reader) -> Response:
     ),
 )
 async def simulate_job(request: Request, _: Reader) -> Response:
-    """Run operators over the records of the request: no Spark, nothing kept."""
-    wanted = await read_model(request, SimulateRequest)
-    return answer(await run_in_threadpool(simulate, wanted))
+    """Run operators over the records of the request: no Spark, nothing kept.
+
+    At most 100,000 records; an answer has at most 100,000 outputs, dropped records and entries of stores, of 64 MiB,
+    and is made within 30 s. What passes that is refused while it runs. Two simulations run at once; others wait 10 s
+    for their turn, then they are told to come back (429).
+    """
+    await request.body()  # before its turn: who sends slowly keeps nobody waiting
+    async with _turn_to_simulate(request):
+        wanted = await read_model(request, SimulateRequest)
+        return await run_in_threadpool(lambda: answer(simulate(wanted, orjson.Fragment)))
+
+
+@asynccontextmanager
+async def _turn_to_simulate(request: Request) -> AsyncIterator[None]:
+    turns: asyncio.Semaphore = request.state.simulations
+    try:
+        async with asyncio.timeout(SIMULATION_WAIT_S):
+            await turns.acquire()
+    except TimeoutError as error:
+        detail = f"{SIMULATIONS_AT_ONCE} simulations are running: try again"
+        raise ProblemError(429, "simulations_busy", detail, headers={"Retry-After": "5"}) from error
+    try:
+        yield
+    finally:
+        turns.release()
 
 
 @router.post(
@@ -198,6 +227,7 @@ async def create_job(request: Request, caller: Writer) -> Response:
 @router.get("/v1/jobs", responses={200: {"model": Page[JobView]}, **declared(401, 403, 422)})
 def list_jobs(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List jobs by name."""
+    require_name(cursor, JOB_NAME)
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 
 
@@ -252,28 +282,31 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
     return answer(topology)
 
 
-@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTask]}, **declared(401, 403, 404)})
-def list_tasks(request: Request, job: str, _: Reader) -> Response:
+@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTask]}, **declared(401, 403, 404, 422)})
+def list_tasks(request: Request, job: str, _: Reader, limit: Limit = 1000, cursor: Cursor = None) -> Response:
     """List a job's tasks: owner, epoch, positions."""
-    return answer({"items": request.state.catalog.read(_tasks, job), "next": None})
+    found = request.state.catalog.read(_tasks, job)
+    return answer(short_page(found, lambda task: str(task["task"]), limit=limit, cursor=cursor))
 
 
-@router.get("/v1/jobs/{job:name}/dropped", responses={200: {"model": DroppedView}, **declared(401, 403, 404)})
-def list_dropped(request: Request, job: str, _: Reader) -> Response:
+@router.get("/v1/jobs/{job:name}/dropped", responses={200: {"model": DroppedView}, **declared(401, 403, 404, 422)})
+def list_dropped(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """Count what a job dropped, by operator and reason; with `keep_dropped` the records are in `stream`."""
-    return answer(request.state.catalog.read(_dropped, job))
+    items, stream = request.state.catalog.read(_dropped, job)
+    counts = short_page(items, lambda count: f"{count['operator']}/{count['reason']}", limit=limit, cursor=cursor)
+    return answer({**counts, "stream": stream})
 
 
 @router.get("/v1/jobs/{job:name}/errors", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
-def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List why a job failed, latest first: operator, partition, offset, error."""
-    return answer({"items": request.state.catalog.read(_transitions, job, limit, errors_only=True), "next": None})
+    return answer(request.state.catalog.read(_transitions, job, limit, cursor, errors_only=True))
 
 
 @router.get("/v1/jobs/{job:name}/history", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
-def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100) -> Response:
+def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List a job's changes of state, latest first: why, and by whom."""
-    return answer({"items": request.state.catalog.read(_transitions, job, limit), "next": None})
+    return answer(request.state.catalog.read(_transitions, job, limit, cursor))
 
 
 # ---------------------------------------------------------------- verbs
@@ -357,6 +390,12 @@ def _compile(s: Session, spec: JobSpec) -> Topology:
         raise InvalidSpec([Problem("/source", f"{name!r} is a changelog: its entries are no records") for name in logs])
     custom = {name for name, stream in known.items() if stream.custom_partitioning}
     return graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
+
+
+def _validate(s: Session, spec: JobSpec) -> Topology:
+    topology = _compile(s, spec)
+    jobs.find_equal(s, spec, topology)
+    return topology
 
 
 def _create(request: Request, spec: JobSpec, who: str) -> Response:
@@ -468,7 +507,7 @@ def _tasks(s: Session, name: str) -> list[dict[str, Any]]:
     return [{**task, "stream_time": task["stream_time"] if task["stream_time"] >= 0 else None} for task in found]
 
 
-def _dropped(s: Session, name: str) -> dict[str, Any]:
+def _dropped(s: Session, name: str) -> tuple[list[dict[str, Any]], str | None]:
     job = jobs.get_job(s, name)
     counted = jobs.metrics(s, job.id).get("dropped", {})
     items = [
@@ -476,12 +515,15 @@ def _dropped(s: Session, name: str) -> dict[str, Any]:
         for operator, reasons in sorted(counted.items())
         for reason, records in sorted(reasons.items())
     ]
-    return {"items": items, "next": None, "stream": f"{name}-dropped" if job.spec["keep_dropped"] else None}
+    return items, f"{name}-dropped" if job.spec["keep_dropped"] else None
 
 
-def _transitions(s: Session, name: str, limit: int, *, errors_only: bool = False) -> list[dict[str, Any]]:
-    job = jobs.get_job(s, name)
-    return [_shown(row) for row in jobs.transitions_of(s, job.id, errors_only=errors_only, limit=limit)]
+def _transitions(s: Session, name: str, limit: int, cursor: str | None, *, errors_only: bool = False) -> dict[str, Any]:
+    job_id = jobs.get_job(s, name).id
+    of = f"{'errors' if errors_only else 'history'}/{job_id}"
+    before = first_row(of, cursor)
+    rows = jobs.transitions_of(s, job_id, errors_only=errors_only, limit=limit + 1, before=before)
+    return rows_page(of, rows, _shown, limit=limit)
 
 
 def _shown(row: JobTransition) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Stores over HTTP: which there are, and what is in them: by key, by range of keys, all of it; paged or exported.
 
-Knows the shapes of contract.md. Refuses to know what an entry is (`streams.stores`), where it lies and how fresh that
-is (`service.lookups`). A lookup by key without further wishes is the hot route: it goes past FastAPI, and its answer is
-prepared bytes.
+Knows the shapes of requests and answers. Refuses to know what an entry is (`streams.stores`), where it lies and how
+fresh that is (`service.lookups`). A lookup by key without further wishes is the hot route: it goes past FastAPI, and
+its answer is prepared bytes.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ import base64
 import binascii
 import re
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 import orjson
 import pyarrow as pa
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.bodies import UNCHANGED, accepts, answer, page, read_model, tagged
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
-from service.api.models import Limit, Page
+from service.api.models import Limit, Page, require_name
 from service.auth import MAY, Reader
 from service.catalog.stores import StoreNow, stores_now
 from service.lookups import Freshness, Known, Look, Lookups
@@ -166,7 +167,10 @@ class EntryView(BaseModel):
     window: Window | None
     value: Any
     timestamp: int
-    closes_at: Annotated[int | None, Field(description="The stream time at which the window closes.")]
+    closes_at: Annotated[
+        int | None,
+        Field(description="The stream time at which the window closes; past which, if its end is inclusive."),
+    ]
     is_final: Annotated[bool, Field(description="Whether it has closed: nothing changes the entry any more.")]
 
 
@@ -342,7 +346,23 @@ def _accepts(scope: Scope) -> Iterable[bytes]:
     return (value for name, value in scope["headers"] if name == b"accept")
 
 
-router = APIRouter(tags=["stores"])
+def _only_known_parameters(request: Request, _: Reader) -> None:
+    """A lookup with a mistyped wish would be answered as if there were none: 422 for a parameter that the route does
+    not have, or that is given twice.
+    """
+    if not request.scope["query_string"]:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+    known = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+    given = Counter(name for name, _ in parse_qsl(request.url.query, keep_blank_values=True))
+    wrong = {name: "is given more than once" for name, times in given.items() if times > 1}
+    wrong |= {name: f"is not known here; known: {', '.join(known) or 'none'}" for name in given if name not in known}
+    items = [{"pointer": f"?{name}", "detail": detail} for name, detail in wrong.items()]
+    if items:
+        raise ProblemError(422, "invalid_request", items[0]["detail"], items)
+
+
+router = APIRouter(tags=["stores"], dependencies=[Depends(_only_known_parameters)])
 
 
 def _named(store: Annotated[str, Path(description="The store's name: `<job>-<operator>`.")]) -> str:
@@ -375,13 +395,14 @@ _LOOKUP: dict[str, Any] = {
 @router.get("/v1/stores", responses={200: {"model": Page[StoreView]}, **declared(401, 403, 422)})
 async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List stores by name."""
-    if cursor is not None and not re.fullmatch(NAME, cursor):
-        raise _refused("invalid_cursor", "?cursor", "the cursor is not the `next` of a page of stores")
+    require_name(cursor, NAME)
     found = await run_in_threadpool(request.state.catalog.read, stores_now, limit=limit + 1, after=cursor)
     return answer(page([await _view(request, now) for now in found], limit=limit))
 
 
-@router.get("/v1/stores/{store:name}", responses={200: {"model": StoreView}, **UNCHANGED, **declared(401, 403, 404)})
+@router.get(
+    "/v1/stores/{store:name}", responses={200: {"model": StoreView}, **UNCHANGED, **declared(401, 403, 404, 422)}
+)
 async def get_store(request: Request, store: Named, _: Reader) -> Response:
     """Show a store: its type, how much is in it, how far its replicas are."""
     known = await request.state.lookups.as_of_now(store)
@@ -549,7 +570,7 @@ def _query(request: Request, asked: Lookup, path_key: bytes | None) -> StoreQuer
         name: None if value is None else _decoded(value, asked.key_encoding, f"?{name}")
         for name, value in given.items()
     }
-    key = _decoded(path_key, asked.key_encoding, "the path") if path_key is not None else decoded["key"]
+    key = _decoded(path_key, asked.key_encoding, "{key}") if path_key is not None else decoded["key"]
     if key is not None:
         return StoreQuery.of_key(key, low, high, reverse=asked.reverse)
     return StoreQuery(decoded["from_key"], decoded["to_key"], low, high, asked.reverse)

@@ -1,6 +1,6 @@
 """Streams over HTTP: made, listed, changed, deleted; records posted to them and read from them.
 
-Knows the shapes of contract.md. Refuses to know how records become durable (`service.ingest`) and what a body
+Knows the shapes of requests and answers. Refuses to know how records become durable (`service.ingest`) and what a body
 means (`service.payloads`).
 """
 
@@ -25,7 +25,7 @@ from service import metrics
 from service.api.bodies import accepts, answer, expected_etag, page, read_model
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
-from service.api.models import Limit, Page
+from service.api.models import Limit, Page, require_name
 from service.auth import Reader, Writer
 from service.catalog import segments, streams
 from service.catalog.tables import Partition, Stream
@@ -212,8 +212,7 @@ async def create_stream(request: Request, _: Writer) -> Response:
 @router.get("/v1/streams", responses={200: {"model": Page[StreamView]}, **declared(401, 403, 422)})
 def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List streams by name, internal ones included."""
-    if cursor is not None and not re.fullmatch(ANY_NAME, cursor):
-        raise ProblemError(422, "invalid_cursor", "the cursor is not the `next` of a page of streams")
+    require_name(cursor, ANY_NAME)
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 
 
@@ -487,10 +486,14 @@ def _place(
         return partition or 0, from_offset
     found = cursor_of(cursor)
     if found is None or found.stream != stream.id or found.lineage != lineage:
-        raise ProblemError(422, "invalid_cursor", f"the cursor does not belong to the stream {stream.name!r}")
+        raise _no_cursor(f"the cursor does not belong to the stream {stream.name!r}")
     if from_offset is not None or partition not in (None, found.partition):
-        raise ProblemError(422, "invalid_cursor", "the cursor says where to read on, the query says otherwise")
+        raise _no_cursor("the cursor says where to read on, the query says otherwise")
     return found.partition, found.offset
+
+
+def _no_cursor(detail: str) -> ProblemError:
+    return ProblemError(422, "invalid_cursor", detail, [{"pointer": "?cursor", "detail": detail}])
 
 
 def _pages(

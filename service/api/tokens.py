@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page
+from service.api.models import Cursor, Limit, Page, short_page
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -66,11 +66,8 @@ async def create_token(request: Request, _: Admin) -> Response:
 @router.get("/v1/tokens", responses={200: {"model": Page[Token]}, **declared(401, 403, 422)})
 def list_tokens(request: Request, _: Admin, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List keys, oldest first; those of running instances of `millrace up` are left out."""
-    rows = request.state.catalog.read(keys.list_keys)
-    first = next((i + 1 for i, row in enumerate(rows) if row.id == cursor), 0)
-    shown = rows[first : first + limit]
-    has_more = len(rows) > first + limit
-    return answer({"items": [_shown(row) for row in shown], "next": shown[-1].id if has_more else None})
+    listed = [_shown(row) for row in request.state.catalog.read(keys.list_keys)]
+    return answer(short_page(listed, lambda key: str(key["id"]), limit=limit, cursor=cursor))
 
 
 @router.delete("/v1/tokens/{token:name}", status_code=204, responses=declared(401, 403, 404))

@@ -59,7 +59,7 @@ def owners_of(s: Session, job_id: str) -> list[Json]:
     return [{"task": name, "slot": slot, "moving_to": target} for name, slot, target in rows]
 
 
-def rebalances_of(s: Session, job_id: str, *, limit: int = 100) -> Sequence[Rebalance]:
-    """The rounds of assignment of a job, latest first."""
+def rebalances_of(s: Session, job_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[Rebalance]:
+    """The rounds of assignment of a job, latest first; `before` the row of this id."""
     query = select(Rebalance).where(Rebalance.job_id == job_id).order_by(Rebalance.id.desc()).limit(limit)
-    return s.scalars(query).all()
+    return s.scalars(query if before is None else query.where(Rebalance.id < before)).all()

@@ -19,7 +19,14 @@ from sqlalchemy.orm import Session
 
 from service.catalog.closing import ask_to_flush
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
-from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
+from service.catalog.streams import (
+    create_stream,
+    find_stream,
+    get_stream,
+    lock_partitions_of,
+    partitions_of,
+    remove_streams,
+)
 from service.catalog.tables import (
     INPUT_PARTITION,
     ChunkRow,
@@ -43,11 +50,12 @@ from service.streams.errors import (
     InvalidSpec,
     JobExists,
     Problem,
+    StreamExists,
     UnknownJob,
     UnknownPartition,
 )
 from service.streams.topology.graph import SubTopology, Topology
-from service.streams.topology.spec import JobSpec
+from service.streams.topology.spec import JobSpec, StartOffsets
 
 STARTING, RUNNING, REBALANCING = "starting", "running", "rebalancing"
 PAUSED, DRAINING, STOPPED, FAILED = "paused", "draining", "stopped", "failed"
@@ -69,6 +77,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
 MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
 MAY_CHANGE = frozenset({STOPPED, FAILED})
+_STOP_FIRST = "`:stop` it first, and wait until it is stopped"
 
 Start = Mapping[tuple[str, int], int]
 
@@ -92,13 +101,10 @@ def create_job(
     """Make a job with its sinks, stores, changelogs, tasks and positions; False: an equal one was there.
 
     `start` overrides where single partitions (stream name, partition) begin: a start at a timestamp is otherwise as
-    fine as a chunk (see `chunk_at_timestamp`). Raises JobExists, UnknownStream, StreamExists, InternalStream,
-    InvalidSpec.
+    fine as a chunk (see `chunk_at_timestamp`). Raises what `find_equal` does, and UnknownStream.
     """
-    known = s.scalars(select(Job).where(Job.name == spec.name)).one_or_none()
+    known = find_equal(s, spec, topology)
     if known is not None:
-        if known.spec_sha256 != _digest(spec.to_json()):
-            raise JobExists(spec.name)
         return known, False
     job = Job(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
     s.add(job)
@@ -108,6 +114,32 @@ def create_job(
         _add_sub_topology(s, job, spec, sub_topology, start or {})
     wake(s, JOBS)
     return job, True
+
+
+def find_equal(s: Session, spec: JobSpec, topology: Topology) -> Job | None:
+    """The job that is there and equal to this one; None: it can be made.
+
+    Raises, each with its pointer, JobExists, InternalStream (a sink), StreamExists (in the place of an internal
+    stream), InvalidSpec (where it starts).
+    """
+    known = s.scalars(select(Job).where(Job.name == spec.name)).one_or_none()
+    if known is not None:
+        if known.spec_sha256 != _digest(spec.to_json()):
+            raise JobExists(spec.name).at("/name")
+        return known
+    for i, sink in enumerate(spec.sinks):
+        there = find_stream(s, sink.stream)
+        if there is not None and there.kind != "user":
+            raise InternalStream(sink.stream).at("/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream")
+    for name in topology.internal_streams():
+        if find_stream(s, name) is not None:
+            way_out = "the job would keep its own there; delete it, or name the job otherwise"
+            raise StreamExists(name, way_out).at("/name")
+    if isinstance(spec.start, StartOffsets):
+        for source in spec.sources:
+            for partition in partitions_of(s, get_stream(s, source).id):
+                _start_offset(spec.start.offsets, partition)
+    return None
 
 
 def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: int) -> int | None:
@@ -336,9 +368,12 @@ def metrics(s: Session, job_id: str) -> Json:
     return total
 
 
-def transitions_of(s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100) -> list[JobTransition]:
-    """What happened to a job, latest first."""
+def transitions_of(
+    s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100, before: int | None = None
+) -> list[JobTransition]:
+    """What happened to a job, latest first; `before` the row of this id."""
     query = select(JobTransition).where(JobTransition.job_id == job_id).order_by(JobTransition.id.desc()).limit(limit)
+    query = query if before is None else query.where(JobTransition.id < before)
     return list(s.scalars(query.where(JobTransition.error.is_not(None)) if errors_only else query))
 
 
@@ -430,7 +465,7 @@ def set_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason:
 def require_changeable(job: Job) -> None:
     """Nobody runs by its specification. Raises IllegalTransition."""
     if job.state not in MAY_CHANGE:
-        raise IllegalTransition(job.state, "be changed")
+        raise IllegalTransition(job.state, "be changed", _STOP_FIRST)
 
 
 def flush_job(s: Session, name: str, *, who: str = "") -> Job:
@@ -475,7 +510,7 @@ def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: s
     """
     job = lock_job(s, name=name)
     if job.state not in MAY_SKIP:
-        raise IllegalTransition(job.state, "skip")
+        raise IllegalTransition(job.state, "skip a record", "only a failed one can")
     sources = {source.name: source.id for source in streams_of(s, job.id, "source")}
     at = next((p for p in positions(s, job.id) if p.partition == partition and stream in {None, p.stream}), None)
     if at is None:
@@ -492,7 +527,7 @@ def delete_job(s: Session, name: str) -> None:
     """Delete a stopped job, its stores and internal streams; sinks stay. Raises UnknownJob, IllegalTransition."""
     job = lock_job(s, name=name)
     if job.state not in MAY_DELETE:
-        raise IllegalTransition(job.state, "delete")
+        raise IllegalTransition(job.state, "be deleted", _STOP_FIRST)
     tasks = [task.id for task in lock_tasks(s, job.id)]
     internal = [stream.id for stream in streams_of(s, job.id, "internal")]
     s.execute(delete(TaskPosition).where(TaskPosition.task_id.in_(tasks)))

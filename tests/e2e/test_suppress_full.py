@@ -78,6 +78,10 @@ def test_a_full_buffer_fails_the_job_with_figures_and_commits_nothing_of_the_bat
         "stream": "figures",
         "partition": 0,
         "offset": 3 + 4,
+        "records": 5,
+        "max_records": 4,
+        "bytes": size,
+        "max_bytes": None,
         "task": "0_0",
     }
     assert running.call("GET", "/v1/jobs/figures/errors")["items"][0]["error"] == failed["error"]

@@ -1,12 +1,15 @@
 """Jobs over HTTP, on SQLite and on Postgres: submitted, looked at, moved from state to state, deleted."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from service.api import jobs
 from tests.serving import Serving, serving
 
 ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 600_000}
@@ -170,6 +173,39 @@ def test_a_job_pauses_resumes_stops_and_restarts(api: httpx.Client) -> None:
     assert {change["who"] for change in history} >= {"writer"}
 
 
+def pages(api: httpx.Client, path: str) -> list[dict[str, Any]]:
+    """All items of a list, one a page."""
+    items, cursor = [], None
+    while cursor is not None or not items:
+        page = api.get(path, params={"limit": 1} | ({"cursor": cursor} if cursor else {})).raise_for_status().json()
+        assert len(page["items"]) == 1
+        items += page["items"]
+        cursor = page["next"]
+    return items
+
+
+def test_what_belongs_to_a_job_is_listed_page_by_page(api: httpx.Client) -> None:
+    api.post("/v1/jobs", json=JOB)
+    for verb in ("pause", "resume", "stop"):
+        api.post(f"/v1/jobs/visits:{verb}").raise_for_status()
+    for name in ("history", "tasks"):
+        path = f"/v1/jobs/visits/{name}"
+        assert pages(api, path) == api.get(path).json()["items"]
+    assert [change["to_state"] for change in pages(api, "/v1/jobs/visits/history")][-1] == "starting"
+    assert pages(api, "/v1/aggregators") == api.get("/v1/aggregators").json()["items"]
+
+
+@pytest.mark.parametrize("name", ["history", "errors", "tasks", "dropped"])
+def test_a_cursor_of_another_list_is_refused(api: httpx.Client, name: str) -> None:
+    api.post("/v1/jobs", json=JOB)
+    api.post("/v1/jobs", json={**JOB, "name": "other", "sink": "elsewhere"})
+    api.post("/v1/jobs/other:pause").raise_for_status()
+    for cursor in (api.get("/v1/jobs/other/history", params={"limit": 1}).json()["next"], "nonsense", "\0"):
+        answer = api.get(f"/v1/jobs/visits/{name}", params={"cursor": cursor})
+        assert answer.status_code == 422, cursor
+        assert [error["pointer"] for error in answer.json()["errors"]] == ["?cursor"]
+
+
 def test_an_illegal_transition_names_the_state(api: httpx.Client) -> None:
     api.post("/v1/jobs", json=JOB)
     for verb in ("resume", "restart"):
@@ -177,7 +213,11 @@ def test_an_illegal_transition_names_the_state(api: httpx.Client) -> None:
         assert answer.status_code == 409
         assert answer.json()["code"] == "illegal_transition"
         assert "starting" in answer.json()["detail"]
-    assert api.delete("/v1/jobs/visits").status_code == 409
+    refused = api.delete("/v1/jobs/visits")
+    assert refused.status_code == 409
+    assert refused.json()["detail"] == (
+        "A job that is starting can not be deleted: `:stop` it first, and wait until it is stopped"
+    )
 
 
 def test_deleting_removes_stores_and_keeps_sinks_and_frees_the_name(api: httpx.Client) -> None:
@@ -257,7 +297,9 @@ def test_a_start_at_a_timestamp_finds_the_record_inside_its_chunk(api: httpx.Cli
 def test_only_a_failed_job_skips_and_only_a_record_with_an_offset(service: Serving, api: httpx.Client) -> None:
     api.post("/v1/jobs", json=JOB)
     admin = service.client("admin")
-    assert admin.post("/v1/jobs/visits:skip", json={"partition": 0, "offset": 0}).status_code == 409
+    refused = admin.post("/v1/jobs/visits:skip", json={"partition": 0, "offset": 0})
+    assert refused.status_code == 409
+    assert "only a failed one can" in refused.json()["detail"]
     for body, pointer in [
         ({"partition": 0}, "/offset"),
         ({"partition": -1, "offset": 0}, "/partition"),
@@ -296,3 +338,39 @@ def test_a_simulation_that_can_not_be_is_refused_with_a_pointer(
     answer = refusing.post("/v1/jobs:simulate", json=body)
     assert answer.status_code == 422
     assert pointer in [item["pointer"] for item in answer.json()["errors"]]
+
+
+def test_a_simulation_that_gives_too_much_is_refused_with_a_pointer(refusing: httpx.Client) -> None:
+    hops = {"type": "hopping", "size_ms": 1000, "advance_ms": 1}
+    count = {"op": "aggregate", "name": "agg", "window": hops, "aggregates": {"n": {"fn": "count"}}}
+    body = {"job": {"operators": [count]}, "records": [{"key": "k", "timestamp": 9_000 + i} for i in range(300)]}
+    answer = refusing.post("/v1/jobs:simulate", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "simulation_too_large")
+    assert [item["pointer"] for item in answer.json()["errors"]] == ["/records"]
+    assert "100000" in answer.json()["detail"]
+
+
+def test_few_simulations_run_at_once_and_the_others_are_told_to_come_back(
+    refusing: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, may_end = threading.Semaphore(0), threading.Event()
+
+    def slowly(*_: Any) -> dict[str, Any]:
+        started.release()
+        may_end.wait(30)
+        return {}
+
+    monkeypatch.setattr(jobs, "simulate", slowly)
+    monkeypatch.setattr(jobs, "SIMULATION_WAIT_S", 0.05)
+    with ThreadPoolExecutor(jobs.SIMULATIONS_AT_ONCE) as pool:
+        running = [
+            pool.submit(refusing.post, "/v1/jobs:simulate", json={"job": {}}) for _ in range(jobs.SIMULATIONS_AT_ONCE)
+        ]
+        for _ in running:
+            assert started.acquire(timeout=10)
+        refused = refusing.post("/v1/jobs:simulate", json={"job": {}})
+        may_end.set()
+        assert (refused.status_code, refused.json()["code"]) == (429, "simulations_busy")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert [each.result().status_code for each in running] == [200, 200]
+    assert refusing.post("/v1/jobs:simulate", json={"job": {}}).status_code == 200

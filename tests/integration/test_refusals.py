@@ -179,6 +179,10 @@ def test_an_operator_is_refused_with_one_pointer_through_every_door(
         ({"start": {"timestamp": -1}}, "/start/timestamp"),
         ({"start": {"offsets": {"1": 0}}}, "/start/offsets/1"),
         ({"start": {"offsets": {"0": -1}}}, "/start/offsets/0"),
+        ({"start": {"offsets": {"0": 5}}}, "/start/offsets/0"),
+        ({"sink": "refused-once-changelog"}, "/sink"),
+        ({"sink": [{"stream": "a"}, {"stream": "refused-once-changelog"}]}, "/sink/1/stream"),
+        ({"sink": "refused-dropped", "keep_dropped": True}, "/sink"),
         ({"standby_replicas": 1}, "/standby_replicas"),
         ({"parallelism": 0}, "/parallelism"),
         ({"max_batch_records": 0}, "/max_batch_records"),
@@ -192,6 +196,19 @@ def test_an_operator_is_refused_with_one_pointer_through_every_door(
 def test_a_field_of_a_job_is_refused_with_its_pointer(api: httpx.Client, fields: Json, pointer: str) -> None:
     assert pointers(api.post("/v1/jobs", json=job(ONCE) | fields)) == [pointer]
     assert pointers(api.post("/v1/jobs:validate", json=job(ONCE) | fields)) == [pointer]
+
+
+def test_a_name_that_another_job_has_is_refused_by_validating_too_and_an_equal_job_is_not(api: httpx.Client) -> None:
+    there = api.get("/v1/jobs/visits").json()["spec"]
+    assert api.post("/v1/jobs:validate", json=there).status_code == 200
+    answer = api.post("/v1/jobs:validate", json=there | {"max_batch_records": 7})
+    assert (answer.status_code, answer.json()["code"]) == (409, "job_exists")
+    assert [error["pointer"] for error in answer.json()["errors"]] == ["/name"]
+
+
+def test_a_job_is_told_that_its_sink_is_its_own(api: httpx.Client) -> None:
+    answer = api.post("/v1/jobs", json=job(ONCE, sink="refused-once-changelog"))
+    assert "the sink is the job's own changelog" in answer.json()["detail"]
 
 
 # ---------------------------------------------------------------- what only records show
@@ -220,6 +237,9 @@ def test_a_record_that_an_operator_can_not_take_is_told_with_operator_and_offset
     assert "'agg'" in answer.json()["detail"]
     assert "source offset 1" in answer.json()["detail"]
     assert detail in answer.json()["detail"]
+    assert pointers(answer) == ["/records/1"]
+    figures = {name: answer.json().get(name) for name in ("records", "max_records", "bytes", "max_bytes")}
+    assert list(figures.values()) == ([1, None, 9, 8] if code == "buffer_full" else [None] * 4)
 
 
 # ---------------------------------------------------------------- names, and what they belong to
@@ -236,16 +256,24 @@ def test_internal_streams_can_be_read_and_never_changed(api: httpx.Client, name:
         api.delete(f"/v1/streams/{name}"),
         api.post("/v1/jobs", json=job(ONCE, sink=name)),
         api.post("/v1/jobs", json=job(ONCE, sink=[{"stream": name}])),
+        api.post("/v1/jobs:validate", json=job(ONCE, sink=name)),
+        api.post("/v1/jobs:validate", json=job(ONCE, sink=[{"stream": name}])),
     ]
-    assert [(answer.status_code, answer.json()["code"]) for answer in changes] == [(403, "internal_stream")] * 5
+    assert [(answer.status_code, answer.json()["code"]) for answer in changes] == [(403, "internal_stream")] * 7
+    pointers = [[error["pointer"] for error in answer.json()["errors"]] for answer in changes[3:]]
+    assert pointers == [["/sink"], ["/sink/0/stream"]] * 2
 
 
 @pytest.mark.parametrize("name", ["taken-once-changelog", "taken-dropped"])
 def test_a_job_whose_internal_stream_is_there_already_is_409_and_leaves_nothing(api: httpx.Client, name: str) -> None:
     api.post("/v1/streams", json={"name": name}).raise_for_status()
-    answer = api.post("/v1/jobs", json=job(ONCE, name="taken", keep_dropped=True))
-    assert (answer.status_code, answer.json()["code"]) == (409, "stream_exists")
-    assert name in answer.json()["detail"]
+    for path in "/v1/jobs", "/v1/jobs:validate":
+        answer = api.post(path, json=job(ONCE, name="taken", keep_dropped=True))
+        assert (answer.status_code, answer.json()["code"]) == (409, "stream_exists")
+        [error] = answer.json()["errors"]
+        assert error["pointer"] == "/name"
+        assert name in error["detail"]
+        assert "delete it, or name the job otherwise" in error["detail"]
     assert api.get("/v1/jobs/taken").status_code == 404
     api.delete(f"/v1/streams/{name}").raise_for_status()
 
@@ -284,9 +312,9 @@ def test_names_with_a_nul_and_integers_beyond_64_bits_are_refused_by_the_service
     for path in ("/v1/jobs/a%00", "/v1/streams/a%00", "/v1/stores/a%00", "/v1/instances/%00", "/v1/groups/%00"):
         assert http.get(path).status_code == 404, path
     assert http.delete("/v1/tokens/%00").status_code == 404
-    statuses = {"jobs": 200, "instances": 200, "tokens": 200, "streams": 422, "stores": 422}
-    for path, status in statuses.items():
-        assert http.get(f"/v1/{path}", params={"cursor": "a\0"}).status_code == status, path
+    for path in ("jobs", "instances", "tokens", "streams", "stores", "aggregators"):
+        refused = http.get(f"/v1/{path}", params={"cursor": "a\0"})
+        assert (pointers(refused), refused.json()["code"]) == (["?cursor"], "invalid_cursor"), path
     assert pointers(http.post("/v1/tokens", json={"role": "reader", "name": "a\0"})) == ["/name"]
     member = {"name": "i", "incarnation": "1", "host": "h", "cores": 1}
     for change, pointer in [

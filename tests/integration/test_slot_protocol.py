@@ -324,6 +324,58 @@ def test_an_unknown_instance_is_404_and_an_unknown_slot_is_410(member: Member) -
     assert member.ask(":poll", {"tasks": []}, slot="nobody").status_code == 410
 
 
+def test_a_slot_answers_only_under_its_own_instance(member: Member) -> None:
+    member.post_records(1)
+    [task] = member.poll([])["tasks"]
+    commit, mine = member.commit_of(task), member.instance
+    told = {"name": "other", "incarnation": "1", "host": "there", "cores": 1}
+    member.instance = member.http.post("/v1/instances:join", json=told).json()["instance_id"]
+    error = {"code": "expression_failed", "detail": "no"}
+    asked = [
+        member.ask(":poll", {"tasks": held({"tasks": [task]})}),
+        member.ask(":commit", {"commits": [commit]}),
+        member.ask(":fail", {"task": task["task"], "epoch": task["epoch"], "error": error}),
+        member.ask("/segments", {"segments": [uuid4().hex]}),
+        member.ask(":leave"),
+        member.http.get(
+            f"/v1/instances/{member.instance}/slots/{member.slot}/chunks",
+            params={"stream_id": member.joined.json()["streams"]["clicks"]["id"], "partition": 0, "from": 0},
+        ),
+    ]
+    assert [(answer.status_code, answer.json()["code"]) for answer in asked] == [(404, "unknown_slot")] * 6
+    member.instance = mine
+    assert member.commit(commit)[0]["status"] == "accepted"
+    assert member.admin.get("/v1/jobs/copy").json()["state"] == "running"
+
+
+def test_rebalances_and_errors_are_listed_page_by_page(member: Member) -> None:
+    for _ in range(3):
+        [task] = member.poll([])["tasks"]
+        told = {"task": task["task"], "epoch": task["epoch"], "error": {"code": "x", "detail": "y"}}
+        member.ask(":fail", told).raise_for_status()
+        member.ask(":leave").raise_for_status()
+        member.admin.post("/v1/jobs/copy:restart").raise_for_status()
+        member.slot = uuid4().hex
+        member.join_slot(member.slot).raise_for_status()
+    for path in ("/v1/groups/copy/rebalances", "/v1/jobs/copy/errors"):
+        whole = member.admin.get(path).json()
+        assert whole["next"] is None
+        assert len(whole["items"]) >= 3
+        first = member.admin.get(path, params={"limit": 2}).json()
+        rest = member.admin.get(path, params={"cursor": first["next"]}).json()
+        assert first["items"] + rest["items"] == whole["items"]
+
+
+def test_a_full_buffer_fails_its_job_with_its_figures(member: Member) -> None:
+    [task] = member.poll([])["tasks"]
+    figures = {"records": 7, "max_records": None, "bytes": 900, "max_bytes": 800}
+    error = {"code": "buffer_full", "operator": "f", "detail": "full", **figures}
+    told = {"task": task["task"], "epoch": task["epoch"], "error": error}
+    member.ask(":fail", told).raise_for_status()
+    shown = member.admin.get("/v1/jobs/copy").json()["error"]
+    assert {name: shown[name] for name in figures} == figures
+
+
 def test_a_closing_service_lets_its_long_polls_go(tmp_path: Path, database_url: str) -> None:
     with serving(tmp_path, database_url) as running:
         member = Member(running)

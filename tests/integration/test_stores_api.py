@@ -415,6 +415,16 @@ def test_what_can_not_be_served_is_not_acceptable(visits: World) -> None:
         assert answer.status_code == 406
 
 
+@pytest.mark.parametrize("weight", ["\u00b2", "1.\u00b9", ".", "", "-1", "1e3", "0x1", "nan", "inf", "1_0", "0", "0."])
+def test_a_weight_that_is_none_counts_as_zero(visits: World, weight: str) -> None:
+    headers = {"Accept": f"application/x-ndjson;q={weight}".encode("latin-1")}
+    answer = visits.http.get("/v1/stores/visits-s/sessions", headers=headers)
+    assert answer.status_code == 406
+    with_json = {"Accept": headers["Accept"] + b", application/json;q=.5"}
+    served = visits.http.get("/v1/stores/visits-s/sessions", headers=with_json)
+    assert served.headers["Content-Type"] == "application/json"
+
+
 # ---------------------------------------------------------------- freshness
 
 
@@ -526,6 +536,15 @@ def test_a_position_of_something_else_is_refused(world: World, visits: World) ->
         ("visits-s/sessions?cursor=nonsense", 422, "invalid_cursor"),
         ("visits-s/sessions?cursor=e30", 422, "invalid_cursor"),
         ("visits-s/owner", 422, "invalid_request"),
+        ("visits-s/owner?key=a&bogus", 422, "invalid_request"),
+        ("visits-s?bogus=1", 422, "invalid_request"),
+        ("visits-s/sessions?bogus=1", 422, "invalid_request"),
+        ("visits-s/sessions?key=a&min_postion=x", 422, "invalid_request"),
+        ("visits-s/sessions/a?from=5", 422, "invalid_request"),
+        ("minutes-w/windows?earliest_end=5", 422, "invalid_request"),
+        ("visits-s/sessions?key=a&key=b", 422, "invalid_request"),
+        ("visits-s/sessions?limit=1&limit=2", 422, "invalid_request"),
+        ("?bogus=1", 422, "invalid_request"),
         ("?limit=0", 422, "invalid_request"),
         ("?cursor=Not%20a%20name", 422, "invalid_cursor"),
     ],
@@ -537,8 +556,19 @@ def test_what_makes_no_sense_is_refused(visits: World, path: str, status: int, c
     assert answer.headers["Content-Type"] == "application/problem+json"
     if status == 422:
         pointer = answer.json()["errors"][0]["pointer"]
+        assert pointer in answer.json()["detail"] or code != "invalid_request"
         name = pointer.removeprefix("?")
-        assert pointer == "the path" or name in path or name == "key", pointer
+        assert pointer == "{key}" or name in path or name == "key", pointer
+
+
+def test_a_parameter_that_is_not_known_is_told_with_those_that_are(visits: World) -> None:
+    [error] = visits.refused(422, "visits-s/sessions", earliest_ends=5)["errors"]
+    assert error["pointer"] == "?earliest_ends"
+    assert "earliest_end, latest_start" in error["detail"]
+    refused = visits.http.post("/v1/stores/visits-s:lookup", params={"limit": 1}, json={"keys": ["u1"]})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "?limit")
+    nobody = visits.service.client(None).get("/v1/stores/visits-s", params={"bogus": 1})
+    assert nobody.status_code == 401
 
 
 def test_a_cursor_belongs_to_its_store_and_its_lookup(visits: World) -> None:

@@ -255,7 +255,7 @@ def test_the_same_key_and_body_is_appended_once_and_answered_the_same(
     assert first.content == again.content
     assert len(read(writer, path)) == 1
     other = body_of(media_type, [{"key": "a", "value": 2}])
-    refused(post(writer, path, other, media_type, **key), 422, "idempotency_conflict")
+    assert refused(post(writer, path, other, media_type, **key), 422, "idempotency_conflict") == ["Idempotency-Key:"]
 
 
 def test_a_repeated_request_is_answered_even_when_its_records_would_be_refused_now(
@@ -282,7 +282,7 @@ def test_keys_of_other_callers_and_other_streams_are_other_keys(service: Serving
 @pytest.mark.parametrize("key", ["", "k" * 256])
 def test_a_key_has_1_to_255_characters(writer: httpx.Client, path: str, key: str) -> None:
     answer = post(writer, path, b'{"records":[{}]}', **{"Idempotency-Key": key})
-    assert refused(answer, 422, "invalid_request") == ["?Idempotency-Key"]
+    assert refused(answer, 422, "invalid_request") == ["Idempotency-Key:"]
 
 
 def test_concurrent_requests_with_one_key_append_once(service: Serving, path: str) -> None:

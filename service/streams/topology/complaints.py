@@ -1,10 +1,11 @@
-"""What a person reads when a specification is not valid: a JSON pointer and plain words.
+"""What a person reads when a specification, or another part of a request, is not valid: a pointer and plain words.
 
 It knows pydantic's findings; it refuses to find anything itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,16 +21,21 @@ _WORDS = {
     "string_type": "must be a string",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
     "int_parsing_size": "must be an integer of at most 64 bits",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "list_type": "must be a list",
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
+    "string_unicode": "must be Unicode text",
     "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must have at least {min_length} character(s)",
     "string_too_long": "must have at most {max_length} characters",
+    "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} item(s), has {actual_length}",
     "too_long": "must have at most {max_length} items, has {actual_length}",
@@ -72,10 +78,15 @@ def _detail(finding: ErrorDetails) -> str:
         return "is required: one of " + ", ".join(AVAILABLE) if is_operator else "is required"
     if finding["type"] == "millrace":
         return str(context["detail"])
+    return in_words(finding)
+
+
+def in_words(finding: Mapping[str, Any]) -> str:
+    """What a finding of pydantic says, of whatever model."""
     words = _WORDS.get(finding["type"])
     if words is None:
-        return finding["msg"]
-    return words.format(**context)
+        return str(finding["msg"]).removeprefix("Value error, ")
+    return words.format(**finding.get("ctx", {}))
 
 
 def _unknown_operator(op: str) -> str:

@@ -73,6 +73,11 @@ class Topology:
         """The stores of all sub-topologies."""
         return [store for sub_topology in self.sub_topologies for store in sub_topology.stores()]
 
+    def internal_streams(self) -> list[str]:
+        """The streams that the job keeps for itself: changelogs and dropped records."""
+        dropped = [sub_topology.dropped for sub_topology in self.sub_topologies if sub_topology.dropped is not None]
+        return [*(store.changelog for store in self.stores()), *dropped]
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able; `from_json` reads it again."""
         return asdict(self)
@@ -98,8 +103,16 @@ def compile(  # noqa: A001 - it is what it does
     reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
     nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
     sinks = [Sink(sink.stream, sink.where) for sink in spec.sinks]
-    dropped = f"{spec.name}-dropped" if spec.keep_dropped else None
+    dropped = _dropped(spec.name) if spec.keep_dropped else None
     return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
+
+
+def _changelog(job: str, operator: OperatorSpec) -> str:
+    return f"{job}-{operator.name}-changelog"
+
+
+def _dropped(job: str) -> str:
+    return f"{job}-dropped"
 
 
 def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -> Node:
@@ -115,7 +128,7 @@ def _store(job: str, operator: StatefulSpec) -> StoreSpec:
         name=name,
         operator=operator.name,
         type=type_,
-        changelog=f"{name}-changelog",
+        changelog=_changelog(job, operator),
         kind=kind,
         interval_ms=interval_ms,
     )
@@ -154,8 +167,20 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
     elif partitions.get(spec.sources[0], 1) > 1:
         yield from _needs_repartitioning(spec)
     yield from _unknown_start_partitions(spec, partitions)
+    yield from _own_sinks(spec)
     if spec.standby_replicas:
         yield Problem("/standby_replicas", "standby replicas are not available yet; say 0")
+
+
+def _own_sinks(spec: JobSpec) -> Iterator[Problem]:
+    """What a job keeps for itself is written by nobody else, not even by its own results."""
+    own = {_changelog(spec.name, operator): "changelog" for operator in spec.operators if operator.name}
+    if spec.keep_dropped:
+        own[_dropped(spec.name)] = "stream of dropped records"
+    for i, sink in enumerate(spec.sinks):
+        if sink.stream in own:
+            pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
+            yield Problem(pointer, f"the sink is the job's own {own[sink.stream]}")
 
 
 def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ MAX_OPERATORS = 64
 MAX_SOURCES = 32
 MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
+RESERVED = "Reserved: has no effect yet."
 _PARTITION = r"^(0|[1-9][0-9]{0,8})$"
 
 BatchRecords = Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)]
@@ -80,24 +81,48 @@ Start = Annotated[
 
 
 class JobSpec(Spec):
-    """A job as people submit it (contract.md, Jobs); `parse` reads one."""
+    """A job: operators over a source stream, in order, and where the results go."""
 
-    name: Annotated[str, Field(pattern=JOB_NAME)]
-    source: Source
-    start: Start = "earliest"
-    operators: Annotated[list[OperatorSpec], Field(max_length=MAX_OPERATORS, default_factory=list)]
-    sink: Sink | None = None
-    standby_replicas: Annotated[int, Field(ge=0, le=100)] = 0
-    acceptable_recovery_lag: Duration = 10_000
-    max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000)] = 2
-    max_task_idle_ms: Duration = 1_000
-    parallelism: Parallelism | None = None
-    max_batch_records: BatchRecords = 500_000
-    commit_interval_ms: Duration = 100
-    idle_close_after_ms: IdleTime | None = None
-    keep_dropped: bool = False
-    trust_partitions: bool = False  # equal keys share a partition, though the source was written with explicit ones
-    on_error: OnError = "fail"
+    name: Annotated[str, Field(pattern=JOB_NAME, description="Its stores are called `<name>-<operator>`.")]
+    source: Annotated[Source, Field(description="The stream to read.")]
+    start: Annotated[
+        Start, Field(description="Where a new job begins to read: `earliest`, `latest`, a timestamp, or offsets.")
+    ] = "earliest"
+    operators: Annotated[
+        list[OperatorSpec],
+        Field(max_length=MAX_OPERATORS, default_factory=list, description="What records pass, one after the other."),
+    ]
+    sink: Annotated[
+        Sink | None,
+        Field(description="Where results go; a stream that is not there is made. Absent: the job only keeps stores."),
+    ] = None
+    standby_replicas: Annotated[int, Field(ge=0, le=100, description="Only 0 is taken as yet.")] = 0
+    acceptable_recovery_lag: Annotated[Duration, Field(description=RESERVED)] = 10_000
+    max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000, description=RESERVED)] = 2
+    max_task_idle_ms: Annotated[Duration, Field(description=RESERVED)] = 1_000
+    parallelism: Annotated[
+        Parallelism | None,
+        Field(description="Slots on each instance, at most; absent: as many as it has cores. Never more than tasks."),
+    ] = None
+    max_batch_records: Annotated[BatchRecords, Field(description="The most records that a task takes at once.")] = (
+        500_000
+    )
+    commit_interval_ms: Annotated[
+        Duration, Field(description="The least time between two rounds of a slot; a full batch does not wait.")
+    ] = 100
+    idle_close_after_ms: Annotated[
+        IdleTime | None,
+        Field(description="Close what is open when the input was silent for so long. Absent: only records close."),
+    ] = None
+    keep_dropped: Annotated[
+        bool, Field(description="Keep what operators drop in the stream `<name>-dropped`; it is counted in any case.")
+    ] = False
+    trust_partitions: Annotated[
+        bool, Field(description="Equal keys share a partition, though the source was written with explicit ones.")
+    ] = False
+    on_error: Annotated[
+        OnError, Field(description="A record on which an expression fails: `fail` the job, or `drop` the record.")
+    ] = "fail"
 
     @classmethod
     def parse(cls, body: object) -> Self:
@@ -149,7 +174,7 @@ def _never_closing(spec: JobSpec) -> Iterator[Problem]:
         if not (upstream.is_table and upstream.window):
             yield Problem(
                 f"/operators/{i}/until",
-                "window_closes is only defined after a windowed aggregate, with no select_key in between",
+                "window_closes is only defined after a windowed aggregate, no select_key or deduplicate in between",
             )
         elif upstream.is_delayed:
             yield Problem(

@@ -82,3 +82,14 @@ def test_examples_are_what_their_schemas_ask_for(document: dict[str, Any]) -> No
     for where, schema, example in checked:
         validator = Draft202012Validator({**schema, "components": document["components"]})
         assert [error.message for error in validator.iter_errors(example)] == [], where
+
+
+def test_each_field_of_a_job_says_what_it_is(document: dict[str, Any]) -> None:
+    for name, field in document["components"]["schemas"]["JobSpec"]["properties"].items():
+        assert field.get("description"), name
+
+
+def test_what_people_read_names_nothing_that_only_the_code_knows(document: dict[str, Any]) -> None:
+    text = orjson.dumps(document).decode()
+    for word in ("contract.md", "semantics", "`service.", "ChunkMeta"):
+        assert word not in text, word

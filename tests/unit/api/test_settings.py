@@ -31,6 +31,23 @@ def test_auth_off_is_refused_where_others_can_reach_it(host: str) -> None:
         Settings(auth="off", host=host)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"database_url": "nonsense"}, "MILLRACE_DATABASE_URL is no database URL"),
+        ({"redis_url": "http://cache"}, "MILLRACE_REDIS_URL is no URL of Redis"),
+        ({"data_dir": __file__}, "--data-dir"),
+        ({"auth": "off", "host": "example.org"}, "MILLRACE_AUTH=off"),
+    ],
+)
+def test_what_is_wrong_is_said_by_the_name_that_it_is_set_with(setting: dict[str, str], words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(**setting)  # type: ignore[arg-type]
+    [fault] = caught.value.errors()
+    assert words in fault["msg"]
+    assert "Value error" not in fault["msg"]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
 def test_auth_off_is_taken_on_loopback(host: str) -> None:
     assert is_loopback(host)

@@ -3,8 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from service import simulate as simulation
 from service.simulate import SimulateRequest, simulate
-from service.streams.errors import ExpressionFailed, InvalidRecords, InvalidSpec
+from service.streams.errors import ExpressionFailed, InvalidRecords, InvalidSpec, OperatorFailed, SimulationTooLarge
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 10}
 PAIR = {"op": "deduplicate_by_key_value", "name": "pair", "id": "value->>'id'", "interval_ms": 10}
@@ -112,3 +113,108 @@ def test_records_are_taken_as_they_are(bad):
 
 def test_advance_to_closes_nothing_for_deduplicate():
     assert answer([ONCE], [record("a", 1)], advance_to=1000)["stores"]["x-once"][0]["key"] == "a"
+
+
+# ---------------------------------------------------------------- how much one may give
+
+COUNT = {"n": {"fn": "count"}}
+ALL = {"all": {"fn": "collect", "of": "value->>'v'"}}
+HOPS = {"type": "hopping", "size_ms": 1000, "advance_ms": 1}
+
+
+def aggregate(window, aggregates=COUNT, **fields):
+    return {"op": "aggregate", "name": "agg", "window": window, "aggregates": aggregates, **fields}
+
+
+def too_large(operators, records, **fields):
+    with pytest.raises(SimulationTooLarge) as caught:
+        answer(operators, records, **fields)
+    assert [problem.pointer for problem in caught.value.errors] == ["/records"]
+    return str(caught.value)
+
+
+def test_more_outputs_than_an_answer_takes_are_refused_before_all_are_made(monkeypatch):
+    fed = []
+    feed = simulation._Run.feed
+    monkeypatch.setattr(simulation._Run, "feed", lambda run, records: (fed.extend(records), feed(run, records)))
+    records = [record("k", 10_000 + i) for i in range(1000)]
+    assert "more than 100000 items" in too_large([aggregate(HOPS)], records)
+    assert len(fed) <= 200
+
+
+def test_outputs_that_grow_with_what_is_collected_are_refused_by_their_bytes(monkeypatch):
+    monkeypatch.setattr(simulation, "MAX_BYTES", 1 << 20)
+    records = [record("k", i, {"v": "x" * 1000}) for i in range(1000)]
+    assert "more than 1048576 bytes" in too_large([aggregate(None, ALL)], records)
+
+
+def test_what_stores_hold_counts_too(monkeypatch):
+    monkeypatch.setattr(simulation, "MAX_ITEMS", 150)
+    records = [record(f"k{i}", 1) for i in range(100)]
+    assert "entries of stores" in too_large([ONCE], records)
+    assert len(answer([ONCE], records[:70])["outputs"]) == 70
+
+
+def test_stores_that_grow_without_outputs_are_refused_while_it_runs(monkeypatch):
+    monkeypatch.setattr(simulation, "_MAX_STORED", 5_000)
+    records = [record(f"k{i}", 10_000) for i in range(1000)]
+    assert "more than 5000 keys" in too_large([aggregate(HOPS, emit="on_window_close")], records)
+
+
+def test_stores_of_all_partitions_count_together(monkeypatch):
+    monkeypatch.setattr(simulation, "_MAX_STORED", 5_000)
+    records = [record(f"k{i}", 10_000, partition=i) for i in range(10)]
+    assert "more than 5000 keys" in too_large([aggregate(HOPS, emit="on_window_close")], records)
+    monkeypatch.setattr(simulation, "_MAX_DISK", 1)
+    assert "bytes on disk" in too_large([ONCE], records)
+
+
+def test_windows_of_windows_are_refused_before_anything_runs():
+    operators = [aggregate(HOPS), {**aggregate(HOPS), "name": "again"}]
+    assert "falls into 1000000 windows" in too_large(operators, [record("k", 10_000)])
+
+
+def test_a_batch_whose_cut_matters_is_counted_beforehand():
+    records = [record("k", 10_000 + i) for i in range(1000)]
+    net = aggregate(HOPS, updates="last_per_batch")
+    assert "smaller batch_records" in too_large([net], records)
+    outputs = answer([net], records[:10], batch_records=5)["outputs"]
+    assert len(outputs) == 2 * (1000 + 4)  # the windows of five records that come one after the other, twice
+
+
+def test_a_simulation_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr(simulation, "MAX_SECONDS", -1.0)
+    assert "longer than -1 s" in too_large([ONCE], [record("a", 1)])
+
+
+def test_many_partitions_with_many_stores_are_refused():
+    many = [{**ONCE, "name": f"once_{i}"} for i in range(3)]
+    assert "200 partitions with 3 stores" in too_large(many, [record("a", 1, partition=p) for p in range(200)])
+
+
+@pytest.mark.parametrize("operator", [aggregate(HOPS), aggregate({"type": "sliding", "time_difference_ms": 50}, ALL)])
+def test_how_records_are_fed_changes_nothing(monkeypatch, operator):
+    records = [record(f"k{i % 3}", 7_000 + 13 * i, {"v": str(i)}) for i in range(60)]
+    expected = answer([operator], records)
+    monkeypatch.setattr(simulation, "_FED_RECORDS", 7)
+    assert answer([operator], records) == expected
+
+
+def test_values_are_shown_as_the_caller_wants_them():
+    body = SimulateRequest.model_validate({"job": {"operators": []}, "records": [record("a", 1, {"v": 1})]})
+    assert simulate(body, str)["outputs"][0]["value"] == '{"v":1}'
+
+
+def test_where_an_operator_failed_is_a_pointer_into_the_request():
+    strict = {"op": "filter", "name": "strict", "where": "(value->>'v')::bigint > 0"}
+    with pytest.raises(OperatorFailed) as failed:
+        answer([strict], [record("a", 1, {"v": 1}), record("a", 1, {"v": "x"})])
+    assert [problem.pointer for problem in failed.value.errors] == ["/records/1"]
+
+
+def test_a_failure_that_no_record_caused_points_to_its_operator():
+    full = {"op": "suppress", "name": "full", "until": "time_limit", "time_limit_ms": 5, "buffer": {"max_bytes": 8}}
+    full["buffer"]["when_full"] = "shut_down"
+    error = OperatorFailed("full", None, "no", "no")
+    job = simulation._compiled(SimulateRequest(job={"operators": [ONCE, full]}))[1]
+    assert simulation._place(error, job.sub_topologies[0]) == "/job/operators/1"
