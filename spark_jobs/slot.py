@@ -44,7 +44,7 @@ from spark_jobs.client import (
     slot_path,
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
-from spark_jobs.task import Routes, advance, described, go_on, read_batch, run_batch
+from spark_jobs.task import Routes, advance, at_most, described, go_on, read_batch, run_batch
 from spark_jobs.views import KeptViews
 
 SEGMENTS_AT_ONCE: Final = 32
@@ -57,6 +57,7 @@ RESTORE_ALONE_S: Final = 0.5
 HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
 HAND_OVER_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 0.25
+LEAST_AFTER_CUT: Final = 1000  # records that are read where a batch was cut to less
 MAX_ATTEMPTS: Final = 5
 JOIN_ATTEMPTS: Final = 20
 JOIN_PAUSE_S: Final = 0.25
@@ -134,7 +135,7 @@ class OwnedTask:
     not_before_s: float = 0.0
     has_failed: bool = False
     has_backlog: bool = False  # it has more to say of what it has read, before it reads on
-    is_cut: bool = False  # its last batch was cut: the rest is not to wait for a commit interval
+    at_most: int | None = None  # records to read at once, as its last batch was cut: the rest is not to wait
     ran_s: float = 0.0
     since_s: float = field(default_factory=time.monotonic)
 
@@ -146,6 +147,21 @@ class OwnedTask:
     def is_due(self) -> bool:
         """Whether there is something to do."""
         return self.now.is_due or self.has_backlog
+
+    @property
+    def work(self) -> Work | None:
+        """What to read next: after a cut not much more than was taken, as the rest would be read in vain."""
+        if self.now.work is None or self.at_most is None:
+            return self.now.work
+        return at_most(self.now.work, self.at_most)
+
+    def note_cut(self, cut_after: int | None) -> None:
+        """Its work was run, up to so many records (None: to the end)."""
+        if cut_after is not None:
+            self.at_most = max(2 * cut_after, LEAST_AFTER_CUT)
+        elif self.at_most is not None and self.now.work is not None:
+            is_done = self.now.work.end - self.now.work.start <= self.at_most
+            self.at_most = None if is_done else 4 * self.at_most
 
     @property
     def is_ready(self) -> bool:
@@ -388,14 +404,14 @@ class Slot:
 
     def _may_not_wait(self, task: OwnedTask) -> bool:
         """Whether a commit interval would only keep back what is there already."""
-        return task.has_backlog or task.is_cut or self._is_full(task.now.work)
+        return task.has_backlog or task.at_most is not None or self._is_full(task.now.work)
 
     def _is_full(self, work: Work | None) -> bool:
         return work is not None and work.end - work.start >= int(self._joined.spec["max_batch_records"])
 
     def _run_task(self, task: OwnedTask) -> _Written:
         """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
-        chain, work = self._chain_of(task.now.sub_topology), task.now.work
+        chain, work = self._chain_of(task.now.sub_topology), task.work
         batch = None if work is None or task.has_backlog else read_batch(self._storage, work, task.now.skips)
         self._is_swollen |= batch is None or batch.records.nbytes > SWELLS_BYTES
         with task.states() as states:
@@ -405,7 +421,7 @@ class Slot:
                 done = advance(task.now, chain, states, self._routes)
             else:
                 done = run_batch(task.now, chain, batch, states, self._routes)
-        task.is_cut = done.is_cut
+        task.note_cut(done.cut_after)
         if done.segment is None:
             return _Written(task, done.commit)
         self._is_swollen |= sum(part.nbytes for part in done.segment.batches) > SWELLS_BYTES

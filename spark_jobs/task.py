@@ -52,7 +52,13 @@ class Done:
     segment: EncodedSegment | None
     changelogs: dict[str, int]  # store name → its chunk in the segment
     commit: Json
-    is_cut: bool = False  # the rest of the batch is to be run right behind it
+    cut_after: int | None = None  # so many records: the rest of the batch is to be run right behind them
+
+
+def at_most(work: Work, records: int) -> Work:
+    """No more than so many records of it."""
+    end = min(work.end, work.start + records)
+    return replace(work, end=end, chunks=[chunk for chunk in work.chunks if chunk.first_offset < end])
 
 
 def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()) -> Batch:
@@ -89,7 +95,7 @@ def run_batch(
     moved: Json = {"stream_id": batch.stream_id, "partition": batch.partition, "from": batch.start, "to": end}
     positions = [moved] if taken or not is_cut else []
     done = _done(task, chain, result, routes, started, records_in=taken, positions=positions)
-    return replace(done, is_cut=is_cut)
+    return replace(done, cut_after=taken if is_cut else None)
 
 
 def go_on(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader], routes: Routes) -> Done:

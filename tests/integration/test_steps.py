@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from service.streams.operators import aggregate, grouping, suppress
+from spark_jobs import slot as slots
 from spark_jobs.slot import Slot
+from spark_jobs.task import read_batch
 from tests.integration.test_spark_slot import World, end, turn_until
 from tests.naive import Record
 from tests.serving import serving
@@ -115,6 +117,23 @@ def test_a_batch_of_many_events_is_committed_in_parts(world: World) -> None:
         slot = succeeded(world, slot, job)
     assert out(world) == expected
     assert len(seen) > 5
+
+
+def test_after_a_cut_no_more_is_read_than_may_be_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "LEAST_AFTER_CUT", 1)
+    read: list[int] = []
+
+    def reading(storage: Any, work: Any, skips: Any) -> Any:
+        read.append(work.end - work.start)
+        return read_batch(storage, work, skips)
+
+    monkeypatch.setattr(slots, "read_batch", reading)
+    slot = world.slot(world.job(operators=[HOPPING], source="one"))
+    post(world, OPENED)
+    turn_until(slot, lambda: all(at["lag"] == 0 for task in tasks(world) for at in task["positions"]))
+    assert read[0] == len(OPENED)
+    assert max(read[1:]) <= 8
+    assert out(world) == simulated(world, [HOPPING], OPENED)
 
 
 def test_a_flush_waits_for_what_leaves_in_steps_before_it_goes_on(world: World) -> None:

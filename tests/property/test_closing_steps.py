@@ -59,6 +59,7 @@ def chains(draw: st.DrawFn) -> list[Record]:
                 [closing, *between, HOLD],
                 [aggregate("running", "on_update"), *between, FINAL],
                 [closing, {"op": "select_key", "name": "again", "key": "key"}, aggregate("behind", "on_window_close")],
+                [aggregate("running", "on_update"), {"op": "select_key", "key": "key"}, closing],
             ]
         )
     )
@@ -95,10 +96,14 @@ class Stepping:
 
     def flush(self) -> None:
         while (to := self.task.chain.horizon(self.task.states)) is not None:
-            result = self.task.chain.advance(to, self.task.states, "flush")
-            self.task.replay(result.changes)
-            self._keep(result)
-            self.drain()
+            self.advance(to)
+
+    def advance(self, to: int) -> None:
+        """Once: what it does not come to at once it goes on with by itself."""
+        result = self.task.chain.advance(to, self.task.states, "flush")
+        self.task.replay(result.changes)
+        self._keep(result)
+        self.drain()
 
     def _keep(self, result: ChainResult) -> None:
         self.runs += 1
@@ -118,6 +123,20 @@ def times(task: Task) -> dict[str, dict[bytes, bytes]]:
         name: {key: value for key, value in state.items() if key.startswith(b"\x02")}
         for name, state in task.states.items()
     }
+
+
+@given(chains(), bursts(), st.integers(1, 4))
+def test_time_that_is_moved_by_hand_comes_all_the_way(
+    operators: list[Record], records: list[Record], at_once: int
+) -> None:
+    whole, steps = Stepping(operators), Stepping(operators, at_once)
+    for machine in (whole, steps):
+        machine.feed(batch_of(records))
+        machine.advance(100_000)
+    assert steps.out == whole.out
+    assert sorted(steps.dropped) == sorted(whole.dropped)
+    assert held(steps.task) == held(whole.task)
+    assert times(steps.task) == times(whole.task)
 
 
 @given(chains(), bursts(), st.integers(1, 30))

@@ -45,11 +45,15 @@ _SAMPLED: Final = 256  # of which that is guessed
 
 
 class _Move(NamedTuple):
-    """Where stream time is after a step, why what is closed behind its records closed, and which record caused that."""
+    """Where stream time is after a step, why what is closed behind its records closed, and which record caused that.
+
+    `is_on_its_way`: time comes so far by that record, which is still to come.
+    """
 
     to: int
     reason: CloseReason
     cause: int
+    is_on_its_way: bool = False
 
 
 class AggregateSpec(Spec):
@@ -121,7 +125,9 @@ class Aggregate:
             # Windows of one size and one start may close in any parts: their order is that of their index.
             due = due.whole_moments(state) if self.is_end_inclusive else due
             to = max(keyed.before, int(due.times[-1]) + self.index_lag_ms)
-        step = self._run(keyed, results, state, due, _Move(to, reason, cause), [])
+        step = self._run(
+            keyed, results, state, due, _Move(to, reason, cause, is_on_its_way=reason == "stream_time"), []
+        )
         return replace(step, is_through=due.next_time is None)
 
     def _process(self, batch: pa.RecordBatch, state: StateReader, *, is_bounded: bool) -> Step:
@@ -129,6 +135,8 @@ class Aggregate:
         done = self._evaluated(rows)
         keyed = Keyed.of(self.name, done.rows, state)
         due = self._due(state, keyed.now) if is_bounded else self._all_due(state, keyed.now)
+        if due.next_time is not None and not keyed.rows.num_rows:
+            due = Due.of(state, 0)  # what is left of a record that was skipped waits for the next one
         if due.next_time is not None:
             row = int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms))
             raise _too_much(keyed.rows, keyed.running, row)
@@ -169,8 +177,11 @@ class Aggregate:
         last = last_end(state)
         if self.window is None or last is None:
             return None
-        time = last + self.delay_ms + self.is_end_inclusive
-        return time if stream_time(state) < time <= MAX_INT64 else None
+        time, now = last + self.delay_ms + self.is_end_inclusive, stream_time(state)
+        if now < time <= MAX_INT64:
+            return time
+        # A record that had closed a part of what it closes may have been skipped: the rest is due already.
+        return now if self.is_final and len(self._all_due(state, now, 1).times) else None
 
     def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
         """The records that pass the null check: only these are looked at, and move stream time."""
@@ -205,6 +216,8 @@ class Aggregate:
     ) -> Step:
         """Records, and then time alone. `results` are those of the expressions. Raises TooMuchAtOnce."""
         time = RecordTime.of(keyed, state)
+        if move.is_on_its_way:
+            time = replace(time, before=move.to)
         is_kept = keyed.keys.is_valid()
         rows, running, by_records, results = _kept(is_kept, keyed.rows, keyed.running, time.running, results)
         try:
@@ -338,8 +351,10 @@ def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:
 
 def _too_much(rows: pa.RecordBatch, running: Int64s, row: int) -> TooMuchAtOnce:
     """What to raise when it is too much from a row on."""
-    offsets = rows.column("offset")
-    return TooMuchAtOnce(offsets[row].as_py(), offsets[row - 1].as_py() if row else None, int(running[row]))
+    offsets = rows.column("offset").to_numpy()
+    others = np.flatnonzero(offsets[:row] != offsets[row])
+    before = offsets[others[-1]] if len(others) else offsets[row]
+    return TooMuchAtOnce(int(offsets[row]), int(before) if row else None, int(running[row]))
 
 
 def _kept(

@@ -16,18 +16,22 @@ from service.streams.entries import Column, EntryCodec
 from service.streams.errors import IntegerOverflow
 from service.streams.expressions import Expression
 from service.streams.kernels import fold
-from service.streams.operators import json_form
+from service.streams.operators import functions, json_form
 from service.streams.operators.fields import admitted
 from service.streams.operators.functions import (
+    NUMBER_CHARS,
     Events,
     Failure,
     FunctionSpec,
     Inputs,
+    Objects,
     OutOfRange,
     function_of,
 )
+from service.streams.operators.step import TooMany
 
 State = list[list[Column]]  # by function, its columns by slot
+_NAMES_AND_NUMBERS = 4  # so many times less memory do they take than texts do, which are objects
 LATEST = ("<i8",)  # the highest timestamp folded in: a hidden function of those who have need of it
 
 
@@ -46,6 +50,10 @@ class Aggregates:
         flat = [(i, j) for i, types in enumerate(self._types) for j, _ in enumerate(types)]
         self._flat = sorted(flat, key=lambda at: self._types[at[0]][at[1]] == "O")
         self.has_objects = any("O" in types for types in self._types)
+        objects = [function for function in self._functions if isinstance(function, Objects)]
+        for function in objects:
+            function.share = len(objects)
+        self._row_chars = sum(len(name) for name in specs) + NUMBER_CHARS * (len(specs) - len(objects))
         self.codec = EntryCodec([self._types[i][j] for i, j in self._flat])
 
     def inputs(self, results: pa.RecordBatch, rows: pa.RecordBatch) -> list[Inputs]:
@@ -78,6 +86,7 @@ class Aggregates:
 
         Raises AggregateTooLarge, IntegerOverflow and AggregatorFailed, with the record; TooMany.
         """
+        self._check_room(rows.num_rows, count)
         out = [[np.full(count, None) if kind == "O" else np.zeros(count, kind) for kind in t] for t in self._types]
         begin = int(self._has_stamps)
         if self._has_stamps:
@@ -91,6 +100,14 @@ class Aggregates:
                 row = events.row_of(error.event)
                 raise self._located(error.kind, name, rows, row, error.detail) from error
         return out
+
+    def _check_room(self, records: int, count: int) -> None:
+        """What names and numbers take. Raises TooMany."""
+        size, first = count * self._row_chars, 0
+        if size > functions.MAX_SAID * _NAMES_AND_NUMBERS:
+            first = max(records * functions.MAX_SAID * _NAMES_AND_NUMBERS // size, 1)
+        if 0 < first < records:
+            raise TooMany(first)
 
     def results(self, state: State) -> State:
         """What `fold` would give for a state at rest."""

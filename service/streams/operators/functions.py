@@ -36,6 +36,7 @@ from service.streams.operators.step import TooMany
 
 MAX_AGGREGATE_BYTES: Final = 1 << 20
 MAX_SAID: Final = 1 << 26  # characters of the results of one batch: they are in memory some five times
+NUMBER_CHARS: Final = 24  # of a number, as it is said
 FUNCTIONS: Final = {
     "count": "How many records there are, whatever they hold.",
     "sum": "The sum of numbers: exact for integers (64 bits) and decimals, in doubles for doubles.",
@@ -360,10 +361,10 @@ class Pick(_Fixed):
 
 
 class _Room:
-    """What the results of one batch may still take."""
+    """What the results of one function may still take in a batch."""
 
-    def __init__(self, events: Events) -> None:
-        self._events, self._left = events, MAX_SAID
+    def __init__(self, events: Events, characters: int) -> None:
+        self._events, self._left = events, characters
 
     def taken_by(self, text: str | None, event: int) -> str | None:
         """The text. Raises TooMany where it is too much, unless it is all of the first record."""
@@ -373,13 +374,14 @@ class _Room:
         return text
 
 
-class _Objects:
+class Objects:
     """What functions have in common whose state is one object a slot (None = nothing yet): a loop over events."""
 
     types: tuple[str, ...] = ("O",)
+    share = 1  # how many functions share what a batch may say
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
-        objects, results, room = state[0], out[0], _Room(events)
+        objects, results, room = state[0], out[0], self._room(events)
         for event, kind, slot, other, place in events:
             if kind == fold.COPY:
                 objects[slot] = self._copied(objects[other])
@@ -408,6 +410,9 @@ class _Objects:
     def text(self, row: Sequence[Any]) -> str:
         return row[0] or "null"
 
+    def _room(self, events: Events) -> _Room:
+        return _Room(events, MAX_SAID // self.share)
+
     def _copied(self, found: Any) -> Any:
         return found
 
@@ -434,7 +439,7 @@ class _Objects:
         return text.encode()
 
 
-class PickText(_Objects):
+class PickText(Objects):
     """The first or the last of values that do not fit 8 bytes. Its object is their JSON."""
 
     def __init__(self, *, is_last: bool) -> None:
@@ -450,7 +455,7 @@ class PickText(_Objects):
         return found
 
 
-class ExtremeText(_Objects):
+class ExtremeText(Objects):
     """The least or the greatest text, by code points (which is by the bytes of UTF-8)."""
 
     def __init__(self, *, is_max: bool) -> None:
@@ -469,7 +474,7 @@ class ExtremeText(_Objects):
         return None if found is None else json.dumps(found, ensure_ascii=False)
 
 
-class Decimals(_Objects):
+class Decimals(Objects):
     """sum, min, max or mean of decimals, exact. Its object is (unscaled value, how many); the mean is a double."""
 
     def __init__(self, fn: str, scale: int) -> None:
@@ -508,7 +513,7 @@ class Decimals(_Objects):
         return b"%d/%d" % found
 
 
-class Collect(_Objects):
+class Collect(Objects):
     """All values in the order of events, as a list."""
 
     def inputs(self, column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
@@ -551,7 +556,7 @@ class _Collected:
     size: int
 
 
-class Custom(_Objects):
+class Custom(Objects):
     """An installed aggregator. Its object is (aggregate,). Without `of` it gets whole values, null ones too.
 
     To show what it stored it need not be installed.
@@ -569,7 +574,10 @@ class Custom(_Objects):
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
         mine = aggregator_named(self._name)
-        keys, room = [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()], _Room(events)
+        keys, room = (
+            [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()],
+            _Room(events, MAX_SAID // self.share),
+        )
         for event, kind, slot, other, place in events:
             key = keys[events.row_of(event)]
             try:

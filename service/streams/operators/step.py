@@ -50,8 +50,8 @@ class TooMany(Exception):
 class TooMuchAtOnce(Exception):
     """From some record on it is more than is to be held at once. Nothing is done of its batch.
 
-    `offset`: its source offset; `previous`: that of the record before it, None where it is the first; `to`: the stream
-    time to which it moves its operator.
+    `offset`: its source offset; `previous`: that of the last record before it which has another one, or the same where
+    none has, None where there is no record before it; `to`: the stream time to which it moves its operator.
     """
 
     def __init__(self, offset: int, previous: int | None, to: int) -> None:

@@ -65,9 +65,10 @@ class ChainResult:
 class _Halted(Exception):
     """The operator at `place` did nothing: it is too much at once, and there is a way to do less."""
 
-    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: TooMuchAtOnce) -> None:
+    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: TooMuchAtOnce, at: int | None) -> None:
         super().__init__(str(error))
         self.place, self.operator, self.store, self.error = place, operator, store, error
+        self.at = at  # the source offset to cut at; None: it can close a part, as nothing comes before
 
 
 class Chain:
@@ -124,19 +125,19 @@ class Chain:
         except TooMuchAtOnce as error:
             if store is None or state is None or not isinstance(operator, Closing):
                 raise
-            if error.previous is None or (error.previous < error.offset and _before(source, error.offset)):
-                raise _Halted(place, operator, store, error) from error
+            at = _cut_at(error, source)
+            if error.previous is None or at is not None:
+                raise _Halted(place, operator, store, error, at) from error
             step = operator.process_whole(batch, state)
         result.keep(name, store, step)
         return step.forward
 
     def _cut(self, halted: _Halted, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
         """The records before the one with which it is too much; where none are, a part of what that one closes."""
-        error = halted.error
-        if error.previous is None:
+        if halted.at is None:
             return self._close(halted, states, int(batch.column("offset")[0].as_py()) if batch.num_rows else None)
-        before = self.run(batch.slice(0, _before(batch, error.offset)), states)
-        return before if before.until is not None else replace(before, until=error.offset)
+        before = self.run(batch.slice(0, _before(batch, halted.at)), states)
+        return before if before.until is not None else replace(before, until=halted.at)
 
     def _close(self, halted: _Halted, states: Mapping[str, StateReader], until: int | None) -> ChainResult:
         """A part of what a record closes, and no more than that: it comes again."""
@@ -203,8 +204,20 @@ class Chain:
                     result.keep(name, store, replace(step, changes=changes))
                     forward = pa.concat_batches([forward, step.forward])
         except _Halted as halted:
-            return self._close(halted, states, None)
+            return self._from_here_again(first, advance, self._close(halted, states, None), states)
         return self._delivered(forward, result)
+
+    def _from_here_again(
+        self, first: int, advance: Advance, result: ChainResult, states: Mapping[str, StateReader]
+    ) -> ChainResult:
+        """Nothing was advanced, as what is behind has to let something go first: note that it is to be."""
+        for _, store, operator in self._nodes[first:]:
+            if store is not None and isinstance(operator, Advancing):
+                changes = noted(advance, states[store.name], result.changes.get(store.name))
+                if changes is not None:
+                    result.changes[store.name] = changes
+                break
+        return result
 
     def _delivered(self, batch: pa.RecordBatch, result: ChainResult) -> ChainResult:
         for stream, gate in self._sinks:
@@ -239,6 +252,18 @@ def _has_backlog(store: StoreSpec | None, operator: Operator, states: Mapping[st
 def _before(batch: pa.RecordBatch, offset: int) -> int:
     """How many records come before a source offset."""
     return int(np.searchsorted(batch.column("offset").to_numpy(), offset))
+
+
+def _cut_at(error: TooMuchAtOnce, source: pa.RecordBatch) -> int | None:
+    """The source offset to cut a batch at: before the record with which it is too much; or else behind it, so that at
+    least no other is added; None where neither is a part of the batch.
+    """
+    if error.previous is None:
+        return None
+    before, through = _before(source, error.offset), _before(source, error.offset + 1)
+    if before and error.previous != error.offset:
+        return error.offset
+    return error.offset + 1 if 0 < through < source.num_rows else None
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from service.streams.operators import grouping
-from tests.task import Task, batch_of, job, outputs, run_all
+from tests.task import Task, batch_of, job, outputs, parts, run_all
 
 COUNT = {"n": {"fn": "count"}}
 JOINED = {"c": {"fn": "collect", "of": "value->>'id'"}}
@@ -464,3 +464,49 @@ def test_a_batch_with_too_many_windows_is_cut_and_comes_to_the_same(window, monk
     parts = task(window, JOINED)
     assert run_all(parts, [batch_of(records)]) == expected
     assert parts.states == whole.states
+
+
+def skipped_half_way(window):
+    """A task of which a record closed a part and was then skipped."""
+    closing = task(window, emit="on_window_close")
+    closing.chain._nodes[0][2].at_once = 1
+    for key in "abcde":
+        closing.run(batch_of([record(f"{key}@1")]))
+    jump = batch_of([record("z@1000")], 5)
+    result = closing.run(jump)
+    assert (result.taken(jump), len(outputs(result))) == (0, 1)
+    return closing
+
+
+def test_what_a_skipped_record_had_begun_to_close_closes_at_the_next_one():
+    closing = skipped_half_way(tumbling(10))
+    assert run_all(closing, [batch_of([{"key": None, "value": {}, "timestamp": 1}], 6)]) == []
+    assert len(run_all(closing, [batch_of([record("y@11")], 7)])) == 4
+
+
+def test_what_a_skipped_record_had_begun_to_close_is_closed_by_a_flush():
+    closing = skipped_half_way(tumbling(10))
+    found = 0
+    while (horizon := closing.chain.horizon(closing.states)) is not None:
+        result = closing.chain.advance(horizon, closing.states, "flush")
+        closing.replay(result.changes)
+        found += len(outputs(result))
+    assert found == 4
+
+
+def test_what_comes_after_a_record_that_was_skipped_half_way_is_late_and_nobody_moved_time():
+    closing = skipped_half_way(tumbling(10))
+    result = parts(closing, batch_of([record("c@1")], 6))[-1]
+    assert [each.reason for each in result.dropped] == ["late"]
+
+
+@pytest.mark.parametrize(("most", "cuts"), [(250, [2, 4, None]), (50, [1, 2, 3, 4, 5, None])])
+def test_a_batch_is_cut_between_records_whatever_the_updates_of_one_have_in_common(most, cuts, monkeypatch):
+    """Behind another aggregate all updates of a record have its offset; one that is too much takes no other along."""
+    monkeypatch.setattr(grouping, "MAX_EVENTS", most)
+    front, behind = (
+        {"op": "aggregate", "name": name, "window": hopping(10, 1), "aggregates": COUNT} for name in ("front", "behind")
+    )
+    batch = batch_of([record(f"a@{100 + i}") for i in range(6)])
+    found = parts(Task(job([front, {"op": "select_key", "key": "key"}, behind])), batch)
+    assert [result.until for result in found] == cuts
