@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -48,17 +49,17 @@ class World:
         body = {"records": [{**record, "value": 1} for record in records]}
         self.call("POST", "/v1/streams/clicks/records", json=body)
 
-    def stay(self) -> None:
-        """Renew the instance's lease: here no driver does."""
-        self.api.heartbeat(self.member.instance_id, "1", {self.job: 1}, known="")
+    def stay(self, until: threading.Event) -> None:
+        """Renew the instance's lease, as its driver would: a slot that has nothing to do waits as long as that."""
+        with Api(self.service.url, self.service.secrets["instance"]) as api:
+            while not until.wait(0.3):
+                api.heartbeat(self.member.instance_id, "1", {self.job: 1}, known="")
 
     def counted(self) -> dict[str, int]:
-        self.stay()
         found = self.http.get("/v1/stores/job-k/keys")
         return {item["key"]: item["value"]["n"] for item in found.json().get("items", [])}
 
     def has_read_all(self) -> bool:
-        self.stay()
         return not any(at["lag"] for at in self.call("GET", "/v1/jobs/job")["positions"])
 
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
@@ -77,7 +78,14 @@ def world_on(folder: Path, migrated_sqlite: Path, redis_url: str) -> Iterator[Wo
     shutil.copy(migrated_sqlite, folder / "catalog.db")
     database = f"sqlite:///{folder}/catalog.db"
     with serving(folder, database, redis_url=redis_url, lease_ms=3000) as service, ExitStack() as opened:
-        yield World(service, folder, opened)
+        world, is_over = World(service, folder, opened), threading.Event()
+        driver = threading.Thread(target=world.stay, args=(is_over,))
+        driver.start()
+        try:
+            yield world
+        finally:
+            is_over.set()
+            driver.join()
 
 
 @pytest.fixture

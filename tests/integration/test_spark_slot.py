@@ -87,7 +87,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, migrated_sqlite: Path) -> Iterator[World]:
     shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
-    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=3000) as service, ExitStack() as opened:
+    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=10_000) as service, ExitStack() as opened:
         yield World(service, tmp_path, opened)
 
 
