@@ -412,20 +412,14 @@ class InRedis:
 
 def sweep_views(url: str, catalog: Catalog) -> int:
     """Delete the views of stores that were deleted; returns how many. Raises StoreNotReadable."""
-    try:
-        with view.connect(url) as client:
-            return view.sweep(client, catalog.lineage, lambda: catalog.read(store_ids))
-    except redis.RedisError as error:
-        raise StoreNotReadable(f"Redis does not answer: {error}") from error
+    with _in_redis(), view.connect(url) as client:
+        return view.sweep(client, catalog.lineage, lambda: catalog.read(store_ids))
 
 
 def ping_views(url: str) -> None:
     """Raises StoreNotReadable when Redis does not answer."""
-    try:
-        with view.connect(url) as client:
-            client.ping()
-    except redis.RedisError as error:
-        raise StoreNotReadable(f"Redis does not answer: {error}") from error
+    with _in_redis(), view.connect(url) as client:
+        client.ping()
 
 
 class _NotThere(StoreNotReadable):
@@ -444,9 +438,16 @@ def _on_disk(partition: int) -> Iterator[None]:
 
 @contextmanager
 def _readable(partition: int) -> Iterator[None]:
+    with _in_redis():
+        try:
+            yield
+        except ViewMissing:
+            raise _NotThere(f"the view of partition {partition} is not there (yet)") from None
+
+
+@contextmanager
+def _in_redis() -> Iterator[None]:
     try:
         yield
-    except ViewMissing:
-        raise _NotThere(f"the view of partition {partition} is not there (yet)") from None
     except redis.RedisError as error:
         raise StoreNotReadable(f"Redis does not answer: {error}") from error

@@ -38,8 +38,6 @@ from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
 
 MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
-
-
 MOST_BYTES_AT_ONCE: Final = 64 << 20  # that they may take in the store
 _SAMPLED: Final = 256  # of which that is guessed
 
@@ -120,7 +118,7 @@ class Aggregate:
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         results = self._evaluated(keyed.rows).results
         to = max(keyed.before, to)
-        due = self._due(state, to)
+        due = self._due_at_once(state, to)
         if due.next_time is not None:
             # Windows of one size and one start may close in any parts: their order is that of their index.
             due = due.whole_moments(state) if self.is_end_inclusive else due
@@ -134,7 +132,7 @@ class Aggregate:
         rows, dropped = self._admitted(batch)
         done = self._evaluated(rows)
         keyed = Keyed.of(self.name, done.rows, state)
-        due = self._due(state, keyed.now) if is_bounded else self._all_due(state, keyed.now)
+        due = self._due_at_once(state, keyed.now) if is_bounded else self._closed_by(state, keyed.now)
         if due.next_time is not None and not keyed.rows.num_rows:
             due = Due.of(state, 0)  # what is left of a record that was skipped waits for the next one
         if due.next_time is not None:
@@ -158,13 +156,13 @@ class Aggregate:
         measured = measures.after(first.measures, then.measures)
         return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped, measured)
 
-    def _all_due(self, state: StateReader, now: int, limit: int | None = None) -> Due:
+    def _closed_by(self, state: StateReader, now: int, limit: int | None = None) -> Due:
         """The open windows that are closed at a stream time."""
         return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, limit)
 
-    def _due(self, state: StateReader, now: int) -> Due:
+    def _due_at_once(self, state: StateReader, now: int) -> Due:
         """No more of them than are to be closed at once: less where they hold much."""
-        due = self._all_due(state, now, self.at_once)
+        due = self._closed_by(state, now, self.at_once)
         if not self.aggregates.has_objects or len(due.times) <= _SAMPLED:
             return due
         some = range(0, len(due.times), len(due.times) // _SAMPLED)
@@ -181,7 +179,7 @@ class Aggregate:
         if now < time <= MAX_INT64:
             return time
         # A record that had closed a part of what it closes may have been skipped: the rest is due already.
-        return now if self.is_final and len(self._all_due(state, now, 1).times) else None
+        return now if self.is_final and len(self._closed_by(state, now, 1).times) else None
 
     def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
         """The records that pass the null check: only these are looked at, and move stream time."""

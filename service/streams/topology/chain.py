@@ -93,9 +93,9 @@ class Chain:
         stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
         result, forward = ChainResult([], [], {}, [], stream_time), self._admitted(batch)
         try:
-            for place in range(first, len(self._nodes)):
-                if forward.num_rows or place == first:
-                    forward = self._process(place, forward, states, result, batch)
+            if first < len(self._nodes):
+                forward = self._process(first, forward, states, result, batch)
+            forward = self._follow(first + 1, forward, states, result, batch)
         except _Halted as halted:
             return self._cut(halted, batch, states)
         return self._delivered(forward, result)
@@ -106,6 +106,20 @@ class Chain:
             return batch
         at = TASK_SCHEMA.get_field_index("headers")
         return batch.set_column(at, TASK_SCHEMA.field(at), unsaid(batch.column(at)))
+
+    def _follow(
+        self,
+        first: int,
+        forward: pa.RecordBatch,
+        states: Mapping[str, StateReader],
+        result: ChainResult,
+        source: pa.RecordBatch,
+    ) -> pa.RecordBatch:
+        """The operators from a place on, as long as there is something to give to the next one."""
+        for place in range(first, len(self._nodes)):
+            if forward.num_rows:
+                forward = self._process(place, forward, states, result, source)
+        return forward
 
     def _process(
         self,
@@ -146,11 +160,8 @@ class Chain:
             halted.error.to, states[halted.store.name], "stream_time", cause=halted.error.offset
         )
         result.keep(halted.store.operator, halted.store, step)
-        forward = step.forward
         try:
-            for place in range(halted.place + 1, len(self._nodes)):
-                if forward.num_rows:
-                    forward = self._process(place, forward, states, result, empty(TASK_SCHEMA))
+            forward = self._follow(halted.place + 1, step.forward, states, result, empty(TASK_SCHEMA))
         except _Halted as behind:
             return self._close(behind, states, until)
         return self._delivered(forward, result)
