@@ -38,7 +38,7 @@ from service.catalog.jobs import (
     settle,
     streams_of,
 )
-from service.catalog.tables import Instance, Job, Json, Meta, Rebalance, Skip, Slot, Store, Task
+from service.catalog.tables import InstanceRow, JobRow, Json, MetaRow, RebalanceRow, SkipRow, SlotRow, StoreRow, TaskRow
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownSlot
@@ -78,25 +78,27 @@ class PollAnswer:
 # ---------------------------------------------------------------- what every poll and heartbeat asks, built once
 
 _SLOT = (
-    select(Slot.job_id, Slot.instance_id, Job.state, Instance.state, Job.max_batch_records)
-    .add_columns(Job.idle_close_after_ms, exists().where(Skip.job_id == Job.id))
-    .add_columns(Slot.lease_until_ms - Now(), Slot.lease_ms)
-    .join(Job, Job.id == Slot.job_id)
-    .join(Instance, Instance.id == Slot.instance_id)
-    .where(Slot.id == bindparam("slot_id"), Slot.state == LIVE, Instance.state.in_(PRESENT))
+    select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
+    .add_columns(JobRow.idle_close_after_ms, exists().where(SkipRow.job_id == JobRow.id))
+    .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
+    .join(JobRow, JobRow.id == SlotRow.job_id)
+    .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+    .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
 )
-_LEASE = select(Slot.instance_id, Slot.lease_until_ms - Now(), Slot.lease_ms).where(Slot.id == bindparam("slot_id"))
+_LEASE = select(SlotRow.instance_id, SlotRow.lease_until_ms - Now(), SlotRow.lease_ms).where(
+    SlotRow.id == bindparam("slot_id")
+)
 _INSTANCE = (
-    select(Instance.name, Instance.incarnation, Instance.state, Instance.cores, Instance.lease_ms)
-    .add_columns(Instance.lease_until_ms - Now())
-    .where(Instance.id == bindparam("instance_id"))
+    select(InstanceRow.name, InstanceRow.incarnation, InstanceRow.state, InstanceRow.cores, InstanceRow.lease_ms)
+    .add_columns(InstanceRow.lease_until_ms - Now())
+    .where(InstanceRow.id == bindparam("instance_id"))
 )
 _WANTED_JOBS = (
-    select(Job.id, Job.name, Job.parallelism, func.count())
-    .join(Task, Task.job_id == Job.id)
-    .where(Job.state.in_(STAFFED))
-    .group_by(Job.id, Job.name, Job.parallelism)
-    .order_by(Job.name)
+    select(JobRow.id, JobRow.name, JobRow.parallelism, func.count())
+    .join(TaskRow, TaskRow.job_id == JobRow.id)
+    .where(JobRow.state.in_(STAFFED))
+    .group_by(JobRow.id, JobRow.name, JobRow.parallelism)
+    .order_by(JobRow.name)
 )
 
 
@@ -113,12 +115,12 @@ def join_instance(
     tags: Json | None = None,
     spark: Json | None = None,
     lease_ms: int = SESSION_TIMEOUT_MS,
-) -> Instance:
+) -> InstanceRow:
     """Let an instance in. The same name keeps its id; another incarnation takes the place of the former one."""
     at = now_ms(s)
-    instance = s.scalars(select(Instance).where(Instance.name == name)).one_or_none()
+    instance = s.scalars(select(InstanceRow).where(InstanceRow.name == name)).one_or_none()
     if instance is None:
-        instance = Instance(name=name)
+        instance = InstanceRow(name=name)
     elif instance.incarnation != incarnation:
         _end_slots(s, _slots_of(s, instance.id), "the instance was started again")
     if instance.state != LIVE or instance.incarnation != incarnation:
@@ -147,14 +149,14 @@ def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: boo
 
     With `drain` it only begins to leave: each slot is told so by its next poll, commits what it has and leaves.
     """
-    instance = s.get(Instance, instance_id)
+    instance = s.get(InstanceRow, instance_id)
     if instance is None:
         raise UnknownInstance(instance_id)
     if instance.incarnation != incarnation or instance.state not in PRESENT:
         return
     if drain:
         instance.state = LEAVING
-        jobs = select(Slot.job_id).where(Slot.instance_id == instance_id, Slot.state == LIVE).distinct()
+        jobs = select(SlotRow.job_id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE).distinct()
         wake(s, *(job_topic(job_id) for job_id in s.scalars(jobs)))
     else:
         _end_slots(s, _slots_of(s, instance_id), "the instance left")
@@ -186,10 +188,10 @@ def _slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
     renewed = (
-        update(Instance)
-        .where(Instance.id == instance_id, Instance.incarnation == incarnation, Instance.state.in_(PRESENT))
-        .values(lease_until_ms=now_ms(s) + Instance.lease_ms)
-        .returning(Instance.id)
+        update(InstanceRow)
+        .where(InstanceRow.id == instance_id, InstanceRow.incarnation == incarnation, InstanceRow.state.in_(PRESENT))
+        .values(lease_until_ms=now_ms(s) + InstanceRow.lease_ms)
+        .returning(InstanceRow.id)
     )
     if s.scalars(renewed).one_or_none() is None:
         raise InstanceGone(instance_id)
@@ -220,7 +222,7 @@ def join_slot(
     job wants no slots).
     """
     job = lock_job(s, job_id=job_id)
-    slot = s.get(Slot, slot_id)
+    slot = s.get(SlotRow, slot_id)
     if slot is not None and slot.state != LIVE:
         raise InstanceGone(f"Slot {slot_id}")
     if slot is None:
@@ -230,9 +232,9 @@ def join_slot(
     return _describe_slot(s, job, slot_id, lease_ms)
 
 
-def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> Slot:
+def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> SlotRow:
     """A slot that is alive. Raises InstanceGone, UnknownSlot (it is another instance's)."""
-    slot = s.get(Slot, slot_id)
+    slot = s.get(SlotRow, slot_id)
     if slot is not None:
         _require_same(slot_id, slot.instance_id, instance_id)
     if slot is None or slot.state != LIVE:
@@ -242,7 +244,7 @@ def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) ->
 
 def require_own(s: Session, slot_id: str, instance_id: str | None) -> None:
     """A slot that there is, or was, is the instance's. Raises UnknownSlot."""
-    owner = s.scalars(select(Slot.instance_id).where(Slot.id == slot_id)).one_or_none()
+    owner = s.scalars(select(SlotRow.instance_id).where(SlotRow.id == slot_id)).one_or_none()
     if owner is not None:
         _require_same(slot_id, owner, instance_id)
 
@@ -259,46 +261,48 @@ def leave_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> N
     _end_slots(s, [slot_id], "a slot left")
 
 
-def _admit(s: Session, job: Job, instance_id: str, slot_id: str, index: int, lease_ms: int) -> Sequence[str]:
+def _admit(s: Session, job: JobRow, instance_id: str, slot_id: str, index: int, lease_ms: int) -> Sequence[str]:
     """Returns the slots whose place it takes."""
-    instance = s.get(Instance, instance_id)
+    instance = s.get(InstanceRow, instance_id)
     if instance is None:
         raise UnknownInstance(instance_id)
     if instance.state != LIVE:
         raise InstanceGone(instance.name)
     if job.state not in STAFFED:
         raise IllegalTransition(job.state, "take a slot in")
-    same_place = (Slot.instance_id == instance_id, Slot.job_id == job.id, Slot.slot_index == index)
-    former = s.scalars(select(Slot.id).where(*same_place, Slot.state == LIVE)).all()
+    same_place = (SlotRow.instance_id == instance_id, SlotRow.job_id == job.id, SlotRow.slot_index == index)
+    former = s.scalars(select(SlotRow.id).where(*same_place, SlotRow.state == LIVE)).all()
     _take_tasks(s, [job], former)
     at = now_ms(s)
-    slot = Slot(id=slot_id, instance_id=instance_id, job_id=job.id, slot_index=index, state=LIVE)
+    slot = SlotRow(id=slot_id, instance_id=instance_id, job_id=job.id, slot_index=index, state=LIVE)
     slot.lease_ms, slot.lease_until_ms, slot.joined_ms = lease_ms, at + lease_ms, at
     s.add(slot)
     s.flush()
     return former
 
 
-def _awaited(s: Session, job: Job, initial_delay_ms: int) -> list[sticky.Member]:
+def _awaited(s: Session, job: JobRow, initial_delay_ms: int) -> list[sticky.Member]:
     """The slots that should join within moments, as those of all live instances start together."""
     members = _members(s, job)
     if now_ms(s) - members[0].joined_ms >= initial_delay_ms:
         return []
     there = {(slot.instance_id, slot.slot_index) for slot in members}
-    tasks = s.scalars(select(func.count()).where(Task.job_id == job.id)).one()
-    live = s.execute(select(Instance.id, Instance.cores).where(Instance.state == LIVE).order_by(Instance.id))
+    tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
+    live = s.execute(
+        select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE).order_by(InstanceRow.id)
+    )
     places = [(at, index) for at, cores in live for index in range(_slots_on(cores, job.parallelism, tasks))]
     return [sticky.Member(f"{at}/{index}", at) for at, index in places if (at, index) not in there]
 
 
-def _lock_slots(s: Session, which: ColumnElement[bool]) -> Sequence[Slot]:
+def _lock_slots(s: Session, which: ColumnElement[bool]) -> Sequence[SlotRow]:
     """Lock live slots in the order of their ids."""
-    query = select(Slot).where(which, Slot.state == LIVE).order_by(Slot.id).with_for_update(key_share=True)
+    query = select(SlotRow).where(which, SlotRow.state == LIVE).order_by(SlotRow.id).with_for_update(key_share=True)
     return s.scalars(query.execution_options(populate_existing=True)).all()
 
 
-def _describe_slot(s: Session, job: Job, slot_id: str, lease_ms: int) -> Json:
-    stores = s.scalars(select(Store).where(Store.job_id == job.id).order_by(Store.name))
+def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> Json:
+    stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id).order_by(StoreRow.name))
     return {
         "slot": slot_id,
         "lease_ms": lease_ms,
@@ -309,12 +313,17 @@ def _describe_slot(s: Session, job: Job, slot_id: str, lease_ms: int) -> Json:
 
 
 def _slots_of(s: Session, instance_id: str) -> Sequence[str]:
-    return s.scalars(select(Slot.id).where(Slot.instance_id == instance_id, Slot.state == LIVE)).all()
+    return s.scalars(select(SlotRow.id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE)).all()
 
 
 def _end_slots(s: Session, slot_ids: Collection[str], reason: str, *, only_expired: bool = False) -> int:
     """End slots, free their tasks and give them to others. Returns how many ended."""
-    query = select(Slot.job_id).where(Slot.id.in_(slot_ids), Slot.state == LIVE).distinct().order_by(Slot.job_id)
+    query = (
+        select(SlotRow.job_id)
+        .where(SlotRow.id.in_(slot_ids), SlotRow.state == LIVE)
+        .distinct()
+        .order_by(SlotRow.job_id)
+    )
     jobs = [lock_job(s, job_id=job_id) for job_id in s.scalars(query).all()]
     ended = _take_tasks(s, jobs, slot_ids, only_expired=only_expired)
     for job in jobs:
@@ -322,13 +331,13 @@ def _end_slots(s: Session, slot_ids: Collection[str], reason: str, *, only_expir
     return ended
 
 
-def _take_tasks(s: Session, jobs: Iterable[Job], slot_ids: Collection[str], *, only_expired: bool = False) -> int:
+def _take_tasks(s: Session, jobs: Iterable[JobRow], slot_ids: Collection[str], *, only_expired: bool = False) -> int:
     """Mark live slots of locked jobs gone, and take their tasks from them."""
     if not slot_ids:
         return 0
     tasks = [task for job in jobs for task in lock_tasks(s, job.id)]
     at = now_ms(s)
-    live = _lock_slots(s, Slot.id.in_(slot_ids))
+    live = _lock_slots(s, SlotRow.id.in_(slot_ids))
     ended = {slot.id for slot in live if not only_expired or slot.lease_until_ms < at}
     for slot in live:
         if slot.id in ended:
@@ -423,7 +432,7 @@ def _keep_slot(s: Session, slot_id: str, held: Sequence[HeldTask]) -> None:
     moving = [task.id for task in tasks if task.target_slot_id is not None]
     truncated = next((task for task in tasks if task.is_truncated), None)
     if moving or truncated:
-        job = lock_job(s, job_id=s.scalars(select(Slot.job_id).where(Slot.id == slot_id)).one())
+        job = lock_job(s, job_id=s.scalars(select(SlotRow.job_id).where(SlotRow.id == slot_id)).one())
         if truncated:
             fail_job(s, job, _source_truncated(truncated))
         _hand_over(s, job, slot_id)
@@ -441,7 +450,7 @@ def _source_truncated(task: Assigned) -> Json:
     return {"code": "source_truncated", "task": task.name, "partition": lost.partition, "detail": detail}
 
 
-def _hand_over(s: Session, job: Job, slot_id: str) -> None:
+def _hand_over(s: Session, job: JobRow, slot_id: str) -> None:
     """Give the tasks that were to leave this slot to their new owners; each round knows how long that took."""
     tasks = lock_tasks(s, job.id)
     live = {slot.id: slot for slot in _members(s, job)}
@@ -451,15 +460,15 @@ def _hand_over(s: Session, job: Job, slot_id: str) -> None:
             _give(task, live.get(task.target_slot_id), at)
     s.flush()
     if all(task.target_slot_id is None for task in tasks):
-        open_rounds = update(Rebalance).where(Rebalance.job_id == job.id, Rebalance.took_ms.is_(None))
-        s.execute(open_rounds.values(took_ms=at - Rebalance.at_ms), execution_options=UNSEEN)
+        open_rounds = update(RebalanceRow).where(RebalanceRow.job_id == job.id, RebalanceRow.took_ms.is_(None))
+        s.execute(open_rounds.values(took_ms=at - RebalanceRow.at_ms), execution_options=UNSEEN)
     wake(s, job_topic(job.id))
     settle(s, job)
 
 
 def _renew_slot(s: Session, slot_id: str) -> bool:
-    renewed = update(Slot).where(Slot.id == slot_id, Slot.state == LIVE)
-    kept = renewed.values(lease_until_ms=now_ms(s) + Slot.lease_ms).returning(Slot.id)
+    renewed = update(SlotRow).where(SlotRow.id == slot_id, SlotRow.state == LIVE)
+    kept = renewed.values(lease_until_ms=now_ms(s) + SlotRow.lease_ms).returning(SlotRow.id)
     return s.scalars(kept, execution_options=UNSEEN).one_or_none() is not None
 
 
@@ -490,7 +499,7 @@ def fail_task(
     Raises StaleEpoch when the slot does not hold the task, UnknownSlot when it is another instance's.
     """
     require_own(s, slot_id, instance_id)
-    job_id = s.scalars(select(Task.job_id).where(Task.id == task_id)).one_or_none()
+    job_id = s.scalars(select(TaskRow.job_id).where(TaskRow.id == task_id)).one_or_none()
     if job_id is None:
         raise StaleEpoch(task_id)
     job = lock_job(s, job_id=job_id)
@@ -503,7 +512,7 @@ def fail_task(
 # ---------------------------------------------------------------- rebalances
 
 
-def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str = "") -> Job:
+def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str = "") -> JobRow:
     """What people ask of a job: `pause`, `resume`, `stop`, `restart`. Raises UnknownJob, IllegalTransition."""
     job = lock_job(s, name=name)
     move(s, job, verb, who=who, reason=reason)
@@ -515,18 +524,18 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
     return job
 
 
-def change_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
     """Give a locked job that is stopped or failed another specification (`jobs.set_spec`). Raises IllegalTransition.
 
     A slot that has not left yet knows the former one: it is ended, so that it joins anew where the job goes on.
     """
     set_spec(s, job, spec, topology, reason=reason, who=who)
     s.flush()
-    live = select(Slot.id).where(Slot.job_id == job.id, Slot.state == LIVE)
+    live = select(SlotRow.id).where(SlotRow.job_id == job.id, SlotRow.state == LIVE)
     _end_slots(s, s.scalars(live).all(), "the job was changed")
 
 
-def rebalance(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member] = ()) -> None:
+def rebalance(s: Session, job: JobRow, reason: str, awaited: Sequence[sticky.Member] = ()) -> None:
     """Decide anew who should own the tasks of a locked job; what has no owner is given out at once.
 
     The shares of slots that are `awaited` stay free.
@@ -537,7 +546,7 @@ def rebalance(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member
     settle(s, job)
 
 
-def _assign(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member]) -> None:
+def _assign(s: Session, job: JobRow, reason: str, awaited: Sequence[sticky.Member]) -> None:
     tasks, members, at = lock_tasks(s, job.id), _members(s, job), now_ms(s)
     slots = {slot.id: slot for slot in members}
     wanted = sticky.assign(
@@ -560,14 +569,14 @@ def _assign(s: Session, job: Job, reason: str, awaited: Sequence[sticky.Member])
         _record(s, job, reason, moved, at, is_done=all(task.target_slot_id is None for task in tasks))
 
 
-def _record(s: Session, job: Job, reason: str, moved: Json, at: int, *, is_done: bool) -> None:
+def _record(s: Session, job: JobRow, reason: str, moved: Json, at: int, *, is_done: bool) -> None:
     job.generation += 1
     took_ms = 0 if is_done else None
-    s.add(Rebalance(job_id=job.id, generation=job.generation, at_ms=at, reason=reason, moved=moved, took_ms=took_ms))
+    s.add(RebalanceRow(job_id=job.id, generation=job.generation, at_ms=at, reason=reason, moved=moved, took_ms=took_ms))
     wake(s, job_topic(job.id))
 
 
-def _give(task: Task, slot: Slot | None, at: int) -> None:
+def _give(task: TaskRow, slot: SlotRow | None, at: int) -> None:
     """Change the owner of a locked task: the one place where an epoch rises. A new owner has its replicas to show."""
     task.slot_id = None if slot is None else slot.id
     if slot is not None:
@@ -577,11 +586,11 @@ def _give(task: Task, slot: Slot | None, at: int) -> None:
     task.updated_ms = at
 
 
-def _members(s: Session, job: Job) -> Sequence[Slot]:
+def _members(s: Session, job: JobRow) -> Sequence[SlotRow]:
     """The live slots of a job on live instances, in the order in which they joined."""
-    query = select(Slot).join(Instance, Instance.id == Slot.instance_id)
-    alive = query.where(Slot.job_id == job.id, Slot.state == LIVE, Instance.state == LIVE)
-    return s.scalars(alive.order_by(Slot.joined_ms, Slot.slot_index, Slot.id)).all()
+    query = select(SlotRow).join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+    alive = query.where(SlotRow.job_id == job.id, SlotRow.state == LIVE, InstanceRow.state == LIVE)
+    return s.scalars(alive.order_by(SlotRow.joined_ms, SlotRow.slot_index, SlotRow.id)).all()
 
 
 # ---------------------------------------------------------------- the coordinator's own round
@@ -600,57 +609,59 @@ def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_
 
 def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
     at = now_ms(s)
-    seen = s.scalars(select(Meta.value).where(Meta.name == SEEN)).one_or_none()
+    seen = s.scalars(select(MetaRow.value).where(MetaRow.name == SEEN)).one_or_none()
     if seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
         return True
-    expired = select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)
-    gone = select(Instance.id).where(Instance.state.in_(PRESENT), Instance.lease_until_ms < at)
+    expired = select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)
+    gone = select(InstanceRow.id).where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at)
     return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs(at - initial_delay_ms)))
 
 
 def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
     at = now_ms(s)
-    seen = s.scalars(select(Meta).where(Meta.name == SEEN).with_for_update()).one_or_none()
+    seen = s.scalars(select(MetaRow).where(MetaRow.name == SEEN).with_for_update()).one_or_none()
     if seen is None or at - int(seen.value) > lease_ms:
         _extend_leases(s, at)
-        s.merge(Meta(name=SEEN, value=str(at)))
+        s.merge(MetaRow(name=SEEN, value=str(at)))
         return 0
     seen.value = str(at)
     evicted = _evict_instances(s, at) + _evict_slots(s, at)
-    s.execute(delete(Slot).where(Slot.state == GONE, Slot.gone_ms < at - GONE_SLOTS_KEPT_MS))
+    s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
     for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
     return evicted
 
 
 def _extend_leases(s: Session, at: int) -> None:
-    for slot in _lock_slots(s, Slot.lease_until_ms < at + Slot.lease_ms):
+    for slot in _lock_slots(s, SlotRow.lease_until_ms < at + SlotRow.lease_ms):
         slot.lease_until_ms = at + slot.lease_ms
-    late = update(Instance).where(Instance.state.in_(PRESENT), Instance.lease_until_ms < at + Instance.lease_ms)
-    s.execute(late.values(lease_until_ms=at + Instance.lease_ms), execution_options=UNSEEN)
+    late = update(InstanceRow).where(
+        InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at + InstanceRow.lease_ms
+    )
+    s.execute(late.values(lease_until_ms=at + InstanceRow.lease_ms), execution_options=UNSEEN)
 
 
 def _evict_instances(s: Session, at: int) -> int:
     """Instances whose lease ran out go, and their slots with them: their driver watches over nobody any more."""
-    is_expired = Instance.state.in_(PRESENT) & (Instance.lease_until_ms < at)
-    ids = s.scalars(select(Instance.id).where(is_expired).order_by(Instance.id)).all()
+    is_expired = InstanceRow.state.in_(PRESENT) & (InstanceRow.lease_until_ms < at)
+    ids = s.scalars(select(InstanceRow.id).where(is_expired).order_by(InstanceRow.id)).all()
     for instance_id in ids:
         _end_slots(s, _slots_of(s, instance_id), "an instance was lost")
-        gone = update(Instance).where(Instance.id == instance_id, is_expired).values(state=GONE)
+        gone = update(InstanceRow).where(InstanceRow.id == instance_id, is_expired).values(state=GONE)
         s.execute(gone, execution_options=UNSEEN)
     return len(ids)
 
 
 def _evict_slots(s: Session, at: int) -> int:
-    expired = s.scalars(select(Slot.id).where(Slot.state == LIVE, Slot.lease_until_ms < at)).all()
+    expired = s.scalars(select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)).all()
     return _end_slots(s, expired, "a slot was lost", only_expired=True) if expired else 0
 
 
 def _stuck_jobs(before_ms: int) -> Select[str]:
     """Jobs with a task that nobody owns although a slot has been alive since, and that drain with no slot left."""
-    has_slot = exists().where(Slot.job_id == Job.id, Slot.state == LIVE, Instance.state == LIVE)
-    has_slot = has_slot.where(Instance.id == Slot.instance_id, Slot.joined_ms <= before_ms)
-    has_free_task = exists().where(Task.job_id == Job.id, Task.slot_id.is_(None))
-    is_stuck = Job.state.in_(STAFFED) & has_free_task & has_slot
-    is_drained = (Job.state == DRAINING) & ~exists().where(Slot.job_id == Job.id, Slot.state == LIVE)
-    return select(Job.id).where(or_(is_stuck, is_drained)).order_by(Job.id)
+    has_slot = exists().where(SlotRow.job_id == JobRow.id, SlotRow.state == LIVE, InstanceRow.state == LIVE)
+    has_slot = has_slot.where(InstanceRow.id == SlotRow.instance_id, SlotRow.joined_ms <= before_ms)
+    has_free_task = exists().where(TaskRow.job_id == JobRow.id, TaskRow.slot_id.is_(None))
+    is_stuck = JobRow.state.in_(STAFFED) & has_free_task & has_slot
+    is_drained = (JobRow.state == DRAINING) & ~exists().where(SlotRow.job_id == JobRow.id, SlotRow.state == LIVE)
+    return select(JobRow.id).where(or_(is_stuck, is_drained)).order_by(JobRow.id)

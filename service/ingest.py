@@ -32,7 +32,7 @@ from service.catalog.engine import Catalog
 from service.catalog.ingest_keys import find_response, remember
 from service.catalog.segments import Published, publish, register_segments
 from service.catalog.streams import mark_custom_partitioning
-from service.catalog.tables import IngestKey, Stream
+from service.catalog.tables import IngestKeyRow, StreamRow
 from service.faults import fault_point
 from service.payloads import Payload
 from service.positions import Position, opaque
@@ -75,7 +75,7 @@ class Idempotency:
 class _Append:
     """One request: its records by partition, and who waits for its answer."""
 
-    stream: Stream
+    stream: StreamRow
     batches: list[tuple[int, pa.RecordBatch]]
     is_custom: bool
     idempotency: Idempotency | None
@@ -93,7 +93,7 @@ class _Append:
 class _KeysTaken(Exception):
     """Another process was first with these Idempotency-Keys; the transaction is undone."""
 
-    def __init__(self, taken: dict[_Append, IngestKey]) -> None:
+    def __init__(self, taken: dict[_Append, IngestKeyRow]) -> None:
         self.taken = taken
 
 
@@ -172,7 +172,7 @@ class AppendBuffer:
             raise IdempotencyConflict(idempotency.key)
         return stored.response
 
-    def append(self, stream: Stream, payload: Payload, idempotency: Idempotency | None = None) -> Future[Answer]:
+    def append(self, stream: StreamRow, payload: Payload, idempotency: Idempotency | None = None) -> Future[Answer]:
         """Hand in records; the future is done when they are published, or are known not to be.
 
         Raises BufferFull (when stopping), IdempotencyInFlight. The future may raise IdempotencyConflict,
@@ -205,7 +205,7 @@ class AppendBuffer:
         self._used_bytes += more
         metrics.INGEST_BUFFERED_BYTES.set(self._used_bytes)
 
-    def _partitions(self, stream: Stream, payload: Payload) -> npt.NDArray[np.int32]:
+    def _partitions(self, stream: StreamRow, payload: Payload) -> npt.NDArray[np.int32]:
         """Where each record goes: where it asks to, else by its key; null keys take turns."""
         keys = payload.records.column("key")
         with self._changed:
@@ -390,7 +390,7 @@ def publish_group(
     return answers
 
 
-def _keep(s: Session, idempotency: Idempotency, answer: Answer) -> IngestKey | None:
+def _keep(s: Session, idempotency: Idempotency, answer: Answer) -> IngestKeyRow | None:
     """Store an answer; what is stored already where that is another one (the same one: this very publication,
     asked again)."""
     owner, stream_id, key = idempotency.scope
@@ -401,12 +401,12 @@ def _keep(s: Session, idempotency: Idempotency, answer: Answer) -> IngestKey | N
     return None if stored is None or stored.response == answer else stored
 
 
-def _stored(s: Session, idempotency: Idempotency) -> IngestKey | None:
+def _stored(s: Session, idempotency: Idempotency) -> IngestKeyRow | None:
     owner, stream_id, key = idempotency.scope
     return find_response(s, api_key_id=owner, stream_id=stream_id, idempotency_key=key)
 
 
-def _answer_again(append: _Append, stored: IngestKey) -> Answer | IdempotencyConflict:
+def _answer_again(append: _Append, stored: IngestKeyRow) -> Answer | IdempotencyConflict:
     if append.idempotency is None or stored.body_sha256 != append.idempotency.body_sha256:
         return IdempotencyConflict(stored.idempotency_key)
     return stored.response

@@ -25,8 +25,7 @@ from service.api.models import Cursor, Limit, Page, first_row, require_name, row
 from service.auth import Instance, Reader
 from service.catalog import groups, jobs, segments
 from service.catalog.engine import JOBS, Catalog
-from service.catalog.tables import Instance as InstanceRow
-from service.catalog.tables import Rebalance
+from service.catalog.tables import InstanceRow, RebalanceRow
 from service.catalog.tasks import TaskCommit
 from service.faults import fault_point
 from service.problems import declared
@@ -534,7 +533,7 @@ def _rebalances(s: Session, name: str, limit: int, cursor: str | None) -> dict[s
     return rows_page(of, rows, _rebalance, limit=limit)
 
 
-def _rebalance(row: Rebalance) -> dict[str, Any]:
+def _rebalance(row: RebalanceRow) -> dict[str, Any]:
     return {
         "generation": row.generation,
         "at": _moment(row.at_ms),

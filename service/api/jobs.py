@@ -26,7 +26,7 @@ from service.api.models import Cursor, Limit, Page, first_row, require_name, row
 from service.auth import Admin, Reader, Writer
 from service.catalog import jobs, segments, streams
 from service.catalog.engine import progress_topic
-from service.catalog.tables import Job, JobTransition
+from service.catalog.tables import JobRow, JobTransitionRow
 from service.problems import ProblemError, declared
 from service.simulate import SimulateRequest, simulate
 from service.streams.errors import InvalidSpec, Problem, StaleTag
@@ -483,7 +483,7 @@ def _views(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
     return [_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after)]
 
 
-def _view(s: Session, job: Job) -> dict[str, Any]:
+def _view(s: Session, job: JobRow) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
@@ -526,7 +526,7 @@ def _transitions(s: Session, name: str, limit: int, cursor: str | None, *, error
     return rows_page(of, rows, _shown, limit=limit)
 
 
-def _shown(row: JobTransition) -> dict[str, Any]:
+def _shown(row: JobTransitionRow) -> dict[str, Any]:
     return {
         "at": datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
         "from_state": row.from_state,

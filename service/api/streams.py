@@ -28,7 +28,7 @@ from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, Page, require_name
 from service.auth import Reader, Writer
 from service.catalog import segments, streams
-from service.catalog.tables import Partition, Stream
+from service.catalog.tables import PartitionRow, StreamRow
 from service.ingest import Answer, Idempotency, Room
 from service.payloads import ARROW, JSON, NDJSON, Rules, decode, media_type_of
 from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_answer, rows_within
@@ -343,10 +343,10 @@ def read_records(
 # ---------------------------------------------------------------- streams as they are shown
 
 
-Described = tuple[Stream, list[Partition]]
+Described = tuple[StreamRow, list[PartitionRow]]
 
 
-def _create(s: Session, wanted: StreamRequest) -> tuple[Stream, list[Partition], bool]:
+def _create(s: Session, wanted: StreamRequest) -> tuple[StreamRow, list[PartitionRow], bool]:
     settings = wanted.model_dump(exclude={"name"}) | {"fields": wanted.fields or None}
     found = streams.find_stream(s, wanted.name)
     if found is None:
@@ -379,19 +379,19 @@ def _views(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
     return [_view(stream, streams.partitions_of(s, stream.id)) for stream in found]
 
 
-def _tag(stream: Stream) -> str:
+def _tag(stream: StreamRow) -> str:
     """A stream's entity tag; one that is made again under the name has another."""
     return f"{stream.id[:12]}-{stream.etag}"
 
 
-def _answer_stream(stream: Stream, partitions: list[Partition], status: int = 200) -> Response:
+def _answer_stream(stream: StreamRow, partitions: list[PartitionRow], status: int = 200) -> Response:
     headers = {"ETag": f'"{_tag(stream)}"'}
     if status == 201:
         headers["Location"] = f"/v1/streams/{stream.name}"
     return answer(_view(stream, partitions), status, headers=headers)
 
 
-def _view(stream: Stream, partitions: list[Partition]) -> dict[str, Any]:
+def _view(stream: StreamRow, partitions: list[PartitionRow]) -> dict[str, Any]:
     return {
         "id": stream.id,
         "name": stream.name,
@@ -417,7 +417,7 @@ def _view(stream: Stream, partitions: list[Partition]) -> dict[str, Any]:
 class _Post:
     """A request to append, its body read."""
 
-    stream: Stream
+    stream: StreamRow
     media_type: str
     body: bytes
     api_key_id: str
@@ -431,7 +431,7 @@ class _Post:
         return Idempotency(self.api_key_id, self.stream.id, self.idempotency_key, sha256.hexdigest())
 
 
-def _writable(s: Session, name: str) -> Stream:
+def _writable(s: Session, name: str) -> StreamRow:
     stream = streams.get_stream(s, name)
     if stream.kind != "user":
         raise InternalStream(name)
@@ -479,7 +479,7 @@ def _hand_in(state: Any, post: _Post) -> "Future[Answer]":
 
 
 def _place(
-    stream: Stream, lineage: str, partition: int | None, from_offset: int | None, cursor: str | None
+    stream: StreamRow, lineage: str, partition: int | None, from_offset: int | None, cursor: str | None
 ) -> tuple[int, int | None]:
     """(partition, offset) to read from; None: the start."""
     if cursor is None:
@@ -497,7 +497,7 @@ def _no_cursor(detail: str) -> ProblemError:
 
 
 def _pages(
-    state: Any, stream: Stream, partition: int, offset: int | None, limit: int
+    state: Any, stream: StreamRow, partition: int, offset: int | None, limit: int
 ) -> tuple[list[pa.RecordBatch], int]:
     """Batches of PAGE_SCHEMA from `offset` on, and the partition's end. Raises OffsetTruncated."""
     if partition >= stream.partitions:

@@ -15,7 +15,7 @@ from service.api.models import Cursor, Limit, Page, short_page
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
-from service.catalog.tables import ApiKey
+from service.catalog.tables import ApiKeyRow
 from service.problems import declared
 
 router = APIRouter(tags=["tokens"])
@@ -82,7 +82,7 @@ def _revoke(s: Session, key_id: str) -> None:
     wake(s, KEYS)
 
 
-def _shown(row: ApiKey) -> dict[str, str | None]:
+def _shown(row: ApiKeyRow) -> dict[str, str | None]:
     revoked_at = row.revoked_at.isoformat() if row.revoked_at else None
     created_at = row.created_at.isoformat()
     return {"id": row.id, "name": row.name, "role": row.role, "created_at": created_at, "revoked_at": revoked_at}

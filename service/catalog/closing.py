@@ -13,7 +13,7 @@ from sqlalchemy import Row, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import Now, job_topic, progress_topic, wake
-from service.catalog.tables import INPUT_PARTITION, Job, Json, Partition, Task, TaskPosition
+from service.catalog.tables import INPUT_PARTITION, JobRow, Json, PartitionRow, TaskPositionRow, TaskRow
 
 Reason = Literal["idle", "flush"]
 LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
@@ -60,11 +60,11 @@ class ToAdvance(NamedTuple):
 
 
 _POSITIONS = (
-    select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
-    .add_columns(Partition.end_offset, Partition.published_ms)
-    .join(Task, Task.id == TaskPosition.task_id)
-    .join(Partition, INPUT_PARTITION)
-    .where(Task.job_id == bindparam("job_id"))
+    select(TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.partition, TaskPositionRow.position)
+    .add_columns(PartitionRow.end_offset, PartitionRow.published_ms)
+    .join(TaskRow, TaskRow.id == TaskPositionRow.task_id)
+    .join(PartitionRow, INPUT_PARTITION)
+    .where(TaskRow.job_id == bindparam("job_id"))
 )
 _INPUTS = _POSITIONS.subquery()
 _SILENCE = select(
@@ -95,18 +95,20 @@ def is_flush_due(flush_at: Json | None, inputs: Iterable[Reads]) -> bool:
     return all(at.position >= flush_at.get(_name(at), 0) for at in inputs)
 
 
-def is_idle(s: Session, job: Job) -> bool:
+def is_idle(s: Session, job: JobRow) -> bool:
     """Whether a job's input is idle now; to be asked with its source partitions locked, so that it stays true."""
     return job.idle_close_after_ms is not None and _until_idle_ms(s, job.id, job.idle_close_after_ms) <= 0
 
 
 def source_partitions(s: Session, job_ids: Collection[str]) -> set[tuple[str, int]]:
     """Every partition that tasks of these jobs read."""
-    query = select(TaskPosition.stream_id, TaskPosition.partition).join(Task, Task.id == TaskPosition.task_id)
-    return {(row.stream_id, row.partition) for row in s.execute(query.where(Task.job_id.in_(job_ids)))}
+    query = select(TaskPositionRow.stream_id, TaskPositionRow.partition).join(
+        TaskRow, TaskRow.id == TaskPositionRow.task_id
+    )
+    return {(row.stream_id, row.partition) for row in s.execute(query.where(TaskRow.job_id.in_(job_ids)))}
 
 
-def ask_to_flush(s: Session, job_id: str, tasks: Iterable[Task]) -> None:
+def ask_to_flush(s: Session, job_id: str, tasks: Iterable[TaskRow]) -> None:
     """Have locked tasks close all that is open once they have read what is there now; asking again moves the mark."""
     ends: dict[str, Json] = {}
     for at in s.execute(_POSITIONS, {"job_id": job_id}):
@@ -116,7 +118,7 @@ def ask_to_flush(s: Session, job_id: str, tasks: Iterable[Task]) -> None:
     wake(s, job_topic(job_id), progress_topic(job_id))
 
 
-def note(task: Task, advance: Advance, at_ms: int) -> None:
+def note(task: TaskRow, advance: Advance, at_ms: int) -> None:
     """Keep what a locked task's accepted commit says of it. With nothing open any more, the task is done with it."""
     to, reason = advance["to"], advance["reason"]
     if to is not None:

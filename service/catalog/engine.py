@@ -35,7 +35,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from service.catalog.tables import Meta, new_id
+from service.catalog.tables import MetaRow, new_id
 from service.streams.errors import CatalogUnavailable
 
 P = ParamSpec("P")
@@ -209,7 +209,7 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def _lineage(session: Session) -> str:
-    return session.scalars(select(Meta.value).where(Meta.name == "lineage")).one()
+    return session.scalars(select(MetaRow.value).where(MetaRow.name == "lineage")).one()
 
 
 def _repeat(attempt: Callable[[], R]) -> R:

@@ -10,19 +10,19 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import is_sqlite, now_ms
-from service.catalog.tables import IngestKey, Json
+from service.catalog.tables import IngestKeyRow, Json
 
 KEPT_MS = 24 * 3_600_000
 
 
-def find_response(s: Session, *, api_key_id: str, stream_id: str, idempotency_key: str) -> IngestKey | None:
+def find_response(s: Session, *, api_key_id: str, stream_id: str, idempotency_key: str) -> IngestKeyRow | None:
     """What was answered to this key in the last 24 hours (`body_sha256`, `response`), if anything."""
     return s.scalars(
-        select(IngestKey).where(
-            IngestKey.api_key_id == api_key_id,
-            IngestKey.stream_id == stream_id,
-            IngestKey.idempotency_key == idempotency_key,
-            IngestKey.created_ms > now_ms(s) - KEPT_MS,
+        select(IngestKeyRow).where(
+            IngestKeyRow.api_key_id == api_key_id,
+            IngestKeyRow.stream_id == stream_id,
+            IngestKeyRow.idempotency_key == idempotency_key,
+            IngestKeyRow.created_ms > now_ms(s) - KEPT_MS,
         )
     ).one_or_none()
 
@@ -36,14 +36,14 @@ def remember(
     """
     at = now_ms(s)
     key = {"api_key_id": api_key_id, "stream_id": stream_id, "idempotency_key": idempotency_key}
-    s.execute(delete(IngestKey).filter_by(**key).where(IngestKey.created_ms <= at - KEPT_MS))
+    s.execute(delete(IngestKeyRow).filter_by(**key).where(IngestKeyRow.created_ms <= at - KEPT_MS))
     insert = sqlite.insert if is_sqlite(s) else postgresql.insert
-    row = insert(IngestKey).values(**key, body_sha256=body_sha256, response=response, created_ms=at)
-    kept = s.scalars(row.on_conflict_do_nothing().returning(IngestKey.idempotency_key))
+    row = insert(IngestKeyRow).values(**key, body_sha256=body_sha256, response=response, created_ms=at)
+    kept = s.scalars(row.on_conflict_do_nothing().returning(IngestKeyRow.idempotency_key))
     return kept.one_or_none() is not None
 
 
 def purge(s: Session) -> int:
     """Forget what is older than 24 hours. Returns how many."""
-    gone = delete(IngestKey).where(IngestKey.created_ms <= now_ms(s) - KEPT_MS)
-    return len(s.scalars(gone.returning(IngestKey.idempotency_key)).all())
+    gone = delete(IngestKeyRow).where(IngestKeyRow.created_ms <= now_ms(s) - KEPT_MS)
+    return len(s.scalars(gone.returning(IngestKeyRow.idempotency_key)).all())

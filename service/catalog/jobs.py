@@ -30,18 +30,18 @@ from service.catalog.streams import (
 from service.catalog.tables import (
     INPUT_PARTITION,
     ChunkRow,
-    Job,
-    JobStream,
-    JobTransition,
+    JobRow,
+    JobStreamRow,
+    JobTransitionRow,
     Json,
-    Partition,
-    Rebalance,
-    Skip,
-    Slot,
-    Store,
-    Stream,
-    Task,
-    TaskPosition,
+    PartitionRow,
+    RebalanceRow,
+    SkipRow,
+    SlotRow,
+    StoreRow,
+    StreamRow,
+    TaskPositionRow,
+    TaskRow,
 )
 from service.streams import measures
 from service.streams.errors import (
@@ -97,7 +97,7 @@ class Position(NamedTuple):
 
 def create_job(
     s: Session, spec: JobSpec, topology: Topology, *, who: str = "", start: Start | None = None
-) -> tuple[Job, bool]:
+) -> tuple[JobRow, bool]:
     """Make a job with its sinks, stores, changelogs, tasks and positions; False: an equal one was there.
 
     `start` overrides where single partitions (stream name, partition) begin: a start at a timestamp is otherwise as
@@ -106,7 +106,7 @@ def create_job(
     known = find_equal(s, spec, topology)
     if known is not None:
         return known, False
-    job = Job(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
+    job = JobRow(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
     s.add(job)
     s.flush()
     _note(s, job, None, STARTING, "created", who)
@@ -116,13 +116,13 @@ def create_job(
     return job, True
 
 
-def find_equal(s: Session, spec: JobSpec, topology: Topology) -> Job | None:
+def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
     """The job that is there and equal to this one; None: it can be made.
 
     Raises, each with its pointer, JobExists, InternalStream (a sink), StreamExists (in the place of an internal
     stream), InvalidSpec (where it starts).
     """
-    known = s.scalars(select(Job).where(Job.name == spec.name)).one_or_none()
+    known = s.scalars(select(JobRow).where(JobRow.name == spec.name)).one_or_none()
     if known is not None:
         if known.spec_sha256 != _digest(spec.to_json()):
             raise JobExists(spec.name).at("/name")
@@ -171,7 +171,7 @@ def _digest(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _add_sub_topology(s: Session, job: Job, spec: JobSpec, sub_topology: SubTopology, start: Start) -> None:
+def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, start: Start) -> None:
     sources = [get_stream(s, name) for name in sub_topology.sources]
     for source in sources:
         if source.partitions != sub_topology.partitions:
@@ -184,7 +184,7 @@ def _add_sub_topology(s: Session, job: Job, spec: JobSpec, sub_topology: SubTopo
         _relate(s, job, [kept], "internal")
     at = now_ms(s)
     tasks = [
-        Task(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)
+        TaskRow(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)
         for p in range(sub_topology.partitions)
     ]
     s.add_all(tasks)
@@ -192,26 +192,26 @@ def _add_sub_topology(s: Session, job: Job, spec: JobSpec, sub_topology: SubTopo
     _add_positions(s, spec, tasks, sources, start)
 
 
-def _sink(s: Session, name: str, partitions: int) -> Stream:
+def _sink(s: Session, name: str, partitions: int) -> StreamRow:
     stream = find_stream(s, name) or create_stream(s, name, partitions=partitions)
     if stream.kind != "user":
         raise InternalStream(name)
     return stream
 
 
-def _relate(s: Session, job: Job, streams: Iterable[Stream], role: str) -> None:
-    s.add_all(JobStream(job_id=job.id, stream_id=stream.id, role=role) for stream in streams)
+def _relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str) -> None:
+    s.add_all(JobStreamRow(job_id=job.id, stream_id=stream.id, role=role) for stream in streams)
     s.flush()
 
 
-def _add_stores(s: Session, job: Job, sub_topology: SubTopology) -> None:
+def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
     for store in sub_topology.stores():
         changelog = create_stream(
             s, store.changelog, partitions=sub_topology.partitions, kind="changelog", job_id=job.id
         )
         _relate(s, job, [changelog], "internal")
         s.add(
-            Store(
+            StoreRow(
                 name=store.name,
                 job_id=job.id,
                 operator=store.operator,
@@ -225,7 +225,7 @@ def _add_stores(s: Session, job: Job, sub_topology: SubTopology) -> None:
     s.flush()
 
 
-def _add_positions(s: Session, spec: JobSpec, tasks: list[Task], sources: list[Stream], start: Start) -> None:
+def _add_positions(s: Session, spec: JobSpec, tasks: list[TaskRow], sources: list[StreamRow], start: Start) -> None:
     """One position per task and source. The partitions are locked: retention can not pass them meanwhile."""
     names = {source.id: source.name for source in sources}
     by_partition = {task.partition: task for task in tasks}
@@ -240,10 +240,10 @@ def _add_positions(s: Session, spec: JobSpec, tasks: list[Task], sources: list[S
                 "position": _start_of(s, spec, partition) if given is None else given,
             }
         )
-    s.execute(insert(TaskPosition), rows)
+    s.execute(insert(TaskPositionRow), rows)
 
 
-def _start_of(s: Session, spec: JobSpec, partition: Partition) -> int:
+def _start_of(s: Session, spec: JobSpec, partition: PartitionRow) -> int:
     start: Any = spec.to_json()["start"]
     if start == "earliest":
         return partition.start_offset
@@ -255,7 +255,7 @@ def _start_of(s: Session, spec: JobSpec, partition: Partition) -> int:
     return partition.end_offset if found is None else found
 
 
-def _start_offset(offsets: Mapping[str, int], partition: Partition) -> int:
+def _start_offset(offsets: Mapping[str, int], partition: PartitionRow) -> int:
     """The offset that was asked for; the earliest one where a partition is not named."""
     offset = offsets.get(str(partition.partition), partition.start_offset)
     if not partition.start_offset <= offset <= partition.end_offset:
@@ -267,81 +267,81 @@ def _start_offset(offsets: Mapping[str, int], partition: Partition) -> int:
 # ---------------------------------------------------------------- looking at them
 
 
-def get_job(s: Session, name: str) -> Job:
+def get_job(s: Session, name: str) -> JobRow:
     """The job of this name. Raises UnknownJob."""
-    job = s.scalars(select(Job).where(Job.name == name)).one_or_none()
+    job = s.scalars(select(JobRow).where(JobRow.name == name)).one_or_none()
     if job is None:
         raise UnknownJob(name)
     return job
 
 
-def list_jobs(s: Session, *, limit: int = 100, after: str | None = None) -> list[Job]:
+def list_jobs(s: Session, *, limit: int = 100, after: str | None = None) -> list[JobRow]:
     """Jobs in the order of their names, beyond `after`."""
-    query = select(Job).order_by(Job.name).limit(limit)
-    return list(s.scalars(query if after is None else query.where(Job.name > after)))
+    query = select(JobRow).order_by(JobRow.name).limit(limit)
+    return list(s.scalars(query if after is None else query.where(JobRow.name > after)))
 
 
 def positions(s: Session, job_id: str) -> list[Position]:
     """Positions and ends of every input of a job."""
     rows = s.execute(
         _inputs(job_id)
-        .add_columns(Stream.name, TaskPosition.partition, TaskPosition.position, Partition.end_offset)
-        .join(Stream, Stream.id == TaskPosition.stream_id)
-        .order_by(Stream.name, TaskPosition.partition)
+        .add_columns(StreamRow.name, TaskPositionRow.partition, TaskPositionRow.position, PartitionRow.end_offset)
+        .join(StreamRow, StreamRow.id == TaskPositionRow.stream_id)
+        .order_by(StreamRow.name, TaskPositionRow.partition)
     )
     return [Position(name, p, position, end, end - position) for _, name, p, position, end in rows]
 
 
 def is_caught_up(s: Session, job_id: str) -> bool:
     """Every input is read to its end, no flush is under way, every replica has applied its changelog to its end."""
-    is_behind = (TaskPosition.position < Partition.end_offset) | Task.flush_at.is_not(None)
+    is_behind = (TaskPositionRow.position < PartitionRow.end_offset) | TaskRow.flush_at.is_not(None)
     if s.execute(_inputs(job_id).where(is_behind).limit(1)).first() is not None:
         return False
     changelogs = (
-        select(Task.applied, Store.id, Partition.end_offset)
-        .join(Store, (Store.job_id == Task.job_id) & (Store.sub_topology == Task.sub_topology))
+        select(TaskRow.applied, StoreRow.id, PartitionRow.end_offset)
+        .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
         .join(
-            Partition,
-            (Partition.stream_id == Store.changelog_stream_id) & (Partition.partition == Task.partition),
+            PartitionRow,
+            (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
         )
-        .where(Task.job_id == job_id)
+        .where(TaskRow.job_id == job_id)
     )
     return all(applied.get(store_id, 0) >= end for applied, store_id, end in s.execute(changelogs))
 
 
 def _inputs(job_id: str) -> Select[str]:
     return (
-        select(Task.id)
-        .join(TaskPosition, TaskPosition.task_id == Task.id)
-        .join(Partition, INPUT_PARTITION)
-        .where(Task.job_id == job_id)
+        select(TaskRow.id)
+        .join(TaskPositionRow, TaskPositionRow.task_id == TaskRow.id)
+        .join(PartitionRow, INPUT_PARTITION)
+        .where(TaskRow.job_id == job_id)
     )
 
 
 def stream_time(s: Session, job_id: str) -> int | None:
     """The highest stream time of the job's tasks; None before the first record."""
-    time = s.scalars(select(func.max(Task.stream_time)).where(Task.job_id == job_id)).one()
+    time = s.scalars(select(func.max(TaskRow.stream_time)).where(TaskRow.job_id == job_id)).one()
     return None if time is None or time < 0 else time
 
 
 def tasks_of(s: Session, job_id: str) -> list[Json]:
     """The tasks of a job in order, each with its owner, positions and counters."""
     inputs: dict[str, list[Json]] = {}
-    columns = (TaskPosition.position, Partition.end_offset, Stream.name, TaskPosition.partition)
-    query = _inputs(job_id).add_columns(*columns).join(Stream, Stream.id == TaskPosition.stream_id)
+    columns = (TaskPositionRow.position, PartitionRow.end_offset, StreamRow.name, TaskPositionRow.partition)
+    query = _inputs(job_id).add_columns(*columns).join(StreamRow, StreamRow.id == TaskPositionRow.stream_id)
     for task_id, position, end, name, partition in s.execute(query):
         at = {"stream": name, "partition": partition, "position": position, "end": end, "lag": end - position}
         inputs.setdefault(task_id, []).append(at)
     rows = s.execute(
-        select(Task, Slot.instance_id)
-        .outerjoin(Slot, Slot.id == Task.slot_id)
-        .where(Task.job_id == job_id)
-        .order_by(Task.sub_topology, Task.partition)
+        select(TaskRow, SlotRow.instance_id)
+        .outerjoin(SlotRow, SlotRow.id == TaskRow.slot_id)
+        .where(TaskRow.job_id == job_id)
+        .order_by(TaskRow.sub_topology, TaskRow.partition)
     )
     return [{**_describe(task, instance), "positions": inputs.get(task.id, [])} for task, instance in rows]
 
 
-def _describe(task: Task, instance_id: str | None) -> Json:
+def _describe(task: TaskRow, instance_id: str | None) -> Json:
     return {
         "task": task.name,
         "id": task.id,
@@ -363,52 +363,57 @@ def _describe(task: Task, instance_id: str | None) -> Json:
 def metrics(s: Session, job_id: str) -> Json:
     """The counters of the job's tasks, as those of one."""
     total: Json = {}
-    for counters in s.scalars(select(Task.counters).where(Task.job_id == job_id)):
+    for counters in s.scalars(select(TaskRow.counters).where(TaskRow.job_id == job_id)):
         total = measures.beside(total, counters)
     return total
 
 
 def transitions_of(
     s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100, before: int | None = None
-) -> list[JobTransition]:
+) -> list[JobTransitionRow]:
     """What happened to a job, latest first; `before` the row of this id."""
-    query = select(JobTransition).where(JobTransition.job_id == job_id).order_by(JobTransition.id.desc()).limit(limit)
-    query = query if before is None else query.where(JobTransition.id < before)
-    return list(s.scalars(query.where(JobTransition.error.is_not(None)) if errors_only else query))
+    query = (
+        select(JobTransitionRow)
+        .where(JobTransitionRow.job_id == job_id)
+        .order_by(JobTransitionRow.id.desc())
+        .limit(limit)
+    )
+    query = query if before is None else query.where(JobTransitionRow.id < before)
+    return list(s.scalars(query.where(JobTransitionRow.error.is_not(None)) if errors_only else query))
 
 
-def stores_of(s: Session, job_id: str) -> list[Store]:
+def stores_of(s: Session, job_id: str) -> list[StoreRow]:
     """The stores of a job, by name."""
-    return list(s.scalars(select(Store).where(Store.job_id == job_id).order_by(Store.name)))
+    return list(s.scalars(select(StoreRow).where(StoreRow.job_id == job_id).order_by(StoreRow.name)))
 
 
-def streams_of(s: Session, job_id: str, role: str | None = None) -> list[Stream]:
+def streams_of(s: Session, job_id: str, role: str | None = None) -> list[StreamRow]:
     """The streams that a job reads (`source`), writes (`sink`) and keeps (`internal`), each once."""
-    ids = select(JobStream.stream_id).where(JobStream.job_id == job_id)
-    ids = ids if role is None else ids.where(JobStream.role == role)
-    return list(s.scalars(select(Stream).where(Stream.id.in_(ids)).order_by(Stream.name)))
+    ids = select(JobStreamRow.stream_id).where(JobStreamRow.job_id == job_id)
+    ids = ids if role is None else ids.where(JobStreamRow.role == role)
+    return list(s.scalars(select(StreamRow).where(StreamRow.id.in_(ids)).order_by(StreamRow.name)))
 
 
 # ---------------------------------------------------------------- from state to state
 
 
-def lock_job(s: Session, *, name: str | None = None, job_id: str | None = None) -> Job:
+def lock_job(s: Session, *, name: str | None = None, job_id: str | None = None) -> JobRow:
     """Lock one job by name or id. Raises UnknownJob."""
-    which = Job.id == job_id if name is None else Job.name == name
-    query = select(Job).where(which).with_for_update(key_share=True).execution_options(populate_existing=True)
+    which = JobRow.id == job_id if name is None else JobRow.name == name
+    query = select(JobRow).where(which).with_for_update(key_share=True).execution_options(populate_existing=True)
     job = s.scalars(query).one_or_none()
     if job is None:
         raise UnknownJob(name or job_id or "")
     return job
 
 
-def lock_tasks(s: Session, job_id: str) -> list[Task]:
+def lock_tasks(s: Session, job_id: str) -> list[TaskRow]:
     """Lock the tasks of a job in the order of their ids."""
-    query = select(Task).where(Task.job_id == job_id).order_by(Task.id).with_for_update(key_share=True)
+    query = select(TaskRow).where(TaskRow.job_id == job_id).order_by(TaskRow.id).with_for_update(key_share=True)
     return list(s.scalars(query.execution_options(populate_existing=True)))
 
 
-def move(s: Session, job: Job, verb: str, *, reason: str = "", who: str = "", error: Json | None = None) -> None:
+def move(s: Session, job: JobRow, verb: str, *, reason: str = "", who: str = "", error: Json | None = None) -> None:
     """Take a locked job through one transition. Raises IllegalTransition."""
     allowed, state = TRANSITIONS[verb]
     if job.state not in allowed:
@@ -421,13 +426,13 @@ def move(s: Session, job: Job, verb: str, *, reason: str = "", who: str = "", er
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
 
 
-def settle(s: Session, job: Job) -> None:
+def settle(s: Session, job: JobRow) -> None:
     """Let a locked job's state follow from who owns its tasks: running, rebalancing, stopped."""
     if job.state == DRAINING and not _live_slots(s, job.id):
         move(s, job, "drain", reason="the last slot left")
     if job.state not in WORKING:
         return
-    owners = s.execute(select(Task.slot_id, Task.target_slot_id).where(Task.job_id == job.id)).all()
+    owners = s.execute(select(TaskRow.slot_id, TaskRow.target_slot_id).where(TaskRow.job_id == job.id)).all()
     is_owned = all(owner is not None for owner, _ in owners)
     is_moving = any(target is not None for _, target in owners)
     if job.state == STARTING and is_owned:
@@ -438,18 +443,18 @@ def settle(s: Session, job: Job) -> None:
         move(s, job, "rebalance", reason="tasks move" if is_owned else "tasks lost their owner")
 
 
-def fail_job(s: Session, job: Job, error: Json) -> None:
+def fail_job(s: Session, job: JobRow, error: Json) -> None:
     """Fail a locked job for `error` (`code`, `detail`, …); one that has failed or stopped keeps its reason."""
     if job.state in TRANSITIONS["fail"][0]:
         move(s, job, "fail", reason=str(error.get("detail", error.get("code", ""))), error=error)
 
 
 def _live_slots(s: Session, job_id: str) -> bool:
-    live = select(Slot.id).where(Slot.job_id == job_id, Slot.state == "live").limit(1)
+    live = select(SlotRow.id).where(SlotRow.job_id == job_id, SlotRow.state == "live").limit(1)
     return s.scalars(live).one_or_none() is not None
 
 
-def set_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+def set_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
     """Give a locked job another specification, for the same streams, stores and tasks. Raises IllegalTransition."""
     require_changeable(job)
     columns = _specified(spec, topology)
@@ -462,13 +467,13 @@ def set_spec(s: Session, job: Job, spec: JobSpec, topology: Topology, *, reason:
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
 
 
-def require_changeable(job: Job) -> None:
+def require_changeable(job: JobRow) -> None:
     """Nobody runs by its specification. Raises IllegalTransition."""
     if job.state not in MAY_CHANGE:
         raise IllegalTransition(job.state, "be changed", _STOP_FIRST)
 
 
-def flush_job(s: Session, name: str, *, who: str = "") -> Job:
+def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
     """Have a job close all that is open once it has read what is there now. Raises UnknownJob, IllegalTransition."""
     job = lock_job(s, name=name)
     if job.state not in WORKING:
@@ -480,15 +485,15 @@ def flush_job(s: Session, name: str, *, who: str = "") -> Job:
 
 def is_flushing(s: Session, job_id: str) -> bool:
     """Whether a flush is under way."""
-    query = select(Task.id).where(Task.job_id == job_id, Task.flush_at.is_not(None)).limit(1)
+    query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.flush_at.is_not(None)).limit(1)
     return s.execute(query).first() is not None
 
 
 def _note(
-    s: Session, job: Job, from_state: str | None, to_state: str, reason: str, who: str, error: Json | None = None
+    s: Session, job: JobRow, from_state: str | None, to_state: str, reason: str, who: str, error: Json | None = None
 ) -> None:
     s.add(
-        JobTransition(
+        JobTransitionRow(
             job_id=job.id,
             at_ms=now_ms(s),
             from_state=from_state,
@@ -519,8 +524,8 @@ def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: s
         detail = f"the job stands at {at.position} and the partition ends at {at.end}"
         raise InvalidSpec([Problem("/offset", f"{offset} can not be skipped: {detail}")])
     key = {"job_id": job.id, "stream_id": sources[at.stream], "partition": partition, "offset": offset}
-    if s.get(Skip, key) is None:
-        s.add(Skip(**key))
+    if s.get(SkipRow, key) is None:
+        s.add(SkipRow(**key))
 
 
 def delete_job(s: Session, name: str) -> None:
@@ -530,8 +535,8 @@ def delete_job(s: Session, name: str) -> None:
         raise IllegalTransition(job.state, "be deleted", _STOP_FIRST)
     tasks = [task.id for task in lock_tasks(s, job.id)]
     internal = [stream.id for stream in streams_of(s, job.id, "internal")]
-    s.execute(delete(TaskPosition).where(TaskPosition.task_id.in_(tasks)))
-    for table in (Task, Store, Skip, JobStream, JobTransition, Rebalance, Slot):
+    s.execute(delete(TaskPositionRow).where(TaskPositionRow.task_id.in_(tasks)))
+    for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, RebalanceRow, SlotRow):
         s.execute(delete(table).where(table.job_id == job.id))
     remove_streams(s, internal)
     s.delete(job)

@@ -11,7 +11,7 @@ import secrets
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import ApiKey, utc_now
+from service.catalog.tables import ApiKeyRow, utc_now
 from service.streams.errors import UnknownKey
 
 
@@ -22,28 +22,30 @@ def digest(secret: str) -> str:
 
 def create_key(
     s: Session, name: str, role: str, *, ephemeral: bool = False, secret: str | None = None
-) -> tuple[ApiKey, str]:
+) -> tuple[ApiKeyRow, str]:
     """Make a key; the second is its secret, which nobody can learn again. A secret given is taken (bootstrap)."""
     chosen = secret or secrets.token_urlsafe(32)
-    key = ApiKey(name=name, role=role, sha256=digest(chosen), ephemeral=ephemeral)
+    key = ApiKeyRow(name=name, role=role, sha256=digest(chosen), ephemeral=ephemeral)
     s.add(key)
     s.flush()
     return key, chosen
 
 
-def find_key(s: Session, sha256: str) -> ApiKey | None:
+def find_key(s: Session, sha256: str) -> ApiKeyRow | None:
     """The key with this digest, unless it is revoked."""
-    return s.scalars(select(ApiKey).where(ApiKey.sha256 == sha256, ApiKey.revoked_at.is_(None))).one_or_none()
+    return s.scalars(select(ApiKeyRow).where(ApiKeyRow.sha256 == sha256, ApiKeyRow.revoked_at.is_(None))).one_or_none()
 
 
-def list_keys(s: Session) -> list[ApiKey]:
+def list_keys(s: Session) -> list[ApiKeyRow]:
     """Every lasting key, revoked ones too, oldest first."""
-    return list(s.scalars(select(ApiKey).where(ApiKey.ephemeral.is_(False)).order_by(ApiKey.created_at, ApiKey.id)))
+    return list(
+        s.scalars(select(ApiKeyRow).where(ApiKeyRow.ephemeral.is_(False)).order_by(ApiKeyRow.created_at, ApiKeyRow.id))
+    )
 
 
-def revoke_key(s: Session, key_id: str) -> ApiKey:
+def revoke_key(s: Session, key_id: str) -> ApiKeyRow:
     """Revoke a key; revoking it again changes nothing. Raises UnknownKey."""
-    key = s.get(ApiKey, key_id)
+    key = s.get(ApiKeyRow, key_id)
     if key is None:
         raise UnknownKey(key_id)
     key.revoked_at = key.revoked_at or utc_now()
@@ -52,4 +54,4 @@ def revoke_key(s: Session, key_id: str) -> ApiKey:
 
 def drop_ephemeral_keys(s: Session) -> None:
     """Forget the keys of processes that are no more: `up` calls this before it makes its own."""
-    s.execute(delete(ApiKey).where(ApiKey.ephemeral))
+    s.execute(delete(ApiKeyRow).where(ApiKeyRow.ephemeral))

@@ -17,15 +17,15 @@ from sqlalchemy.orm import Session
 from service.catalog.engine import now_ms
 from service.catalog.tables import (
     INPUT_PARTITION,
-    Instance,
-    Job,
+    InstanceRow,
+    JobRow,
     Json,
-    Partition,
-    Rebalance,
-    Slot,
-    Store,
-    Task,
-    TaskPosition,
+    PartitionRow,
+    RebalanceRow,
+    SlotRow,
+    StoreRow,
+    TaskPositionRow,
+    TaskRow,
 )
 
 
@@ -95,10 +95,12 @@ class Figures:
 def figures(s: Session) -> Figures:
     """All of it, from one snapshot."""
     return Figures(
-        jobs=dict(s.execute(select(Job.state, func.count()).group_by(Job.state)).all()),
+        jobs=dict(s.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()),
         rebalances=dict(s.execute(_REBALANCES).all()),
         live_instances=live_instances(s),
-        live_slots=s.scalars(select(func.count()).where(Slot.state == "live", Slot.lease_until_ms > now_ms(s))).one(),
+        live_slots=s.scalars(
+            select(func.count()).where(SlotRow.state == "live", SlotRow.lease_until_ms > now_ms(s))
+        ).one(),
         tasks=task_figures(s),
         stores=operator_stores(s),
     )
@@ -107,23 +109,23 @@ def figures(s: Session) -> Figures:
 def task_figures(s: Session, job_id: str | None = None) -> list[TaskFigures]:
     """The tasks of one job or of all, in order."""
     query = (
-        select(Job.name, Task.name, Task.sub_topology, Task.partition, Task.counters, Task.id)
-        .join(Task, Task.job_id == Job.id)
-        .order_by(Job.name, Task.sub_topology, Task.partition)
+        select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters, TaskRow.id)
+        .join(TaskRow, TaskRow.job_id == JobRow.id)
+        .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition)
     )
     lags: dict[str, int] = {task_id: int(records) for task_id, records in s.execute(_LAG)}
-    rows = s.execute(query if job_id is None else query.where(Job.id == job_id))
+    rows = s.execute(query if job_id is None else query.where(JobRow.id == job_id))
     return [TaskFigures(*row[:-1], lag=lags.get(row.id, 0)) for row in rows]
 
 
 def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore]:
     """The operators with state of one job or of all, in order."""
     query = (
-        select(Job.name, Store.operator, Store.sub_topology, Store.id, Store.type, Store.kind)
-        .join(Store, Store.job_id == Job.id)
-        .order_by(Job.name, Store.operator)
+        select(JobRow.name, StoreRow.operator, StoreRow.sub_topology, StoreRow.id, StoreRow.type, StoreRow.kind)
+        .join(StoreRow, StoreRow.job_id == JobRow.id)
+        .order_by(JobRow.name, StoreRow.operator)
     )
-    return [OperatorStore(*row) for row in s.execute(query if job_id is None else query.where(Job.id == job_id))]
+    return [OperatorStore(*row) for row in s.execute(query if job_id is None else query.where(JobRow.id == job_id))]
 
 
 def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStore]) -> list[tuple[str, int]]:
@@ -135,14 +137,16 @@ def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStor
 
 
 _LAG = (
-    select(TaskPosition.task_id, func.sum(Partition.end_offset - TaskPosition.position))
-    .join(Partition, INPUT_PARTITION)
-    .group_by(TaskPosition.task_id)
+    select(TaskPositionRow.task_id, func.sum(PartitionRow.end_offset - TaskPositionRow.position))
+    .join(PartitionRow, INPUT_PARTITION)
+    .group_by(TaskPositionRow.task_id)
 )
-_REBALANCES = select(Job.name, func.count()).join(Rebalance, Rebalance.job_id == Job.id).group_by(Job.name)
+_REBALANCES = (
+    select(JobRow.name, func.count()).join(RebalanceRow, RebalanceRow.job_id == JobRow.id).group_by(JobRow.name)
+)
 
 
 def live_instances(s: Session) -> int:
     """How many instances hold a lease."""
-    query = select(func.count()).where(Instance.state == "live", Instance.lease_until_ms > now_ms(s))
+    query = select(func.count()).where(InstanceRow.state == "live", InstanceRow.lease_until_ms > now_ms(s))
     return s.scalars(query).one()

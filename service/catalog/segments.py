@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms, stream_topic, wake
 from service.catalog.streams import lock_partitions_of
-from service.catalog.tables import ChunkRow, Partition, Segment, Slot, Stream, TaskPosition
+from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow, TaskPositionRow
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Chunk, ChunkMeta
 
@@ -25,7 +25,7 @@ PENDING, PUBLISHED, DROPPED = "pending", "published", "dropped"
 CHUNKS_AT_ONCE = 256
 COLLECT_AT_ONCE = 1_000
 CHUNK_COLUMNS = (
-    Segment.path,
+    SegmentRow.path,
     ChunkRow.segment_id,
     ChunkRow.idx,
     ChunkRow.byte_offset,
@@ -38,14 +38,14 @@ CHUNK_COLUMNS = (
 
 _CHUNKS = (
     select(*CHUNK_COLUMNS)
-    .join(Segment, Segment.id == ChunkRow.segment_id)
+    .join(SegmentRow, SegmentRow.id == ChunkRow.segment_id)
     .where(ChunkRow.stream_id == bindparam("stream_id"), ChunkRow.partition == bindparam("partition"))
     .where(ChunkRow.end_offset > bindparam("offset"))
     .order_by(ChunkRow.end_offset)
     .limit(CHUNKS_AT_ONCE)
 )
-_BOUNDS = select(Partition.start_offset, Partition.end_offset).where(
-    Partition.stream_id == bindparam("stream_id"), Partition.partition == bindparam("partition")
+_BOUNDS = select(PartitionRow.start_offset, PartitionRow.end_offset).where(
+    PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
 )
 
 
@@ -72,7 +72,7 @@ class ChunkRange(NamedTuple):
 def register_segments(s: Session, writer: str, segments: Iterable[tuple[str, str]]) -> None:
     """Announce segments (id, path) before they are written; announcing one again changes nothing."""
     wanted = dict(segments)
-    known = set(s.scalars(select(Segment.id).where(Segment.id.in_(wanted))))
+    known = set(s.scalars(select(SegmentRow.id).where(SegmentRow.id.in_(wanted))))
     at = now_ms(s)
     rows = [
         {"id": i, "path": path, "state": PENDING, "writer": writer, "created_ms": at}
@@ -80,7 +80,7 @@ def register_segments(s: Session, writer: str, segments: Iterable[tuple[str, str
         if i not in known
     ]
     if rows:
-        s.execute(insert(Segment), rows)
+        s.execute(insert(SegmentRow), rows)
 
 
 def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMeta]) -> list[Published]:  # noqa: A002
@@ -104,7 +104,9 @@ def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMe
 
 def lock_segments(s: Session, segment_ids: Collection[str]) -> dict[str, str]:
     """Lock segments in the order of their ids; id → state of those that are registered."""
-    query = select(Segment.id, Segment.state).where(Segment.id.in_(sorted(segment_ids))).order_by(Segment.id)
+    query = (
+        select(SegmentRow.id, SegmentRow.state).where(SegmentRow.id.in_(sorted(segment_ids))).order_by(SegmentRow.id)
+    )
     return {row.id: row.state for row in s.execute(query.with_for_update(key_share=True))}
 
 
@@ -132,10 +134,10 @@ class Appender:
         if not self._segments:
             return
         at = now_ms(self._s)
-        self._s.execute(update(Segment), [{**row, "published_ms": at} for row in self._segments])
+        self._s.execute(update(SegmentRow), [{**row, "published_ms": at} for row in self._segments])
         if self._chunks:
             self._s.execute(insert(ChunkRow), self._chunks)
-            self._s.execute(update(Partition), [{**self._rows[p], "published_ms": at} for p in sorted(self._grown)])
+            self._s.execute(update(PartitionRow), [{**self._rows[p], "published_ms": at} for p in sorted(self._grown)])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
 
     def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:
@@ -153,8 +155,10 @@ class Appender:
 
 
 def _lock_ends(s: Session, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], dict[str, Any]]:
-    key = (Partition.stream_id, Partition.partition)
-    query = select(*key, Partition.end_offset, Partition.bytes, Partition.records).where(tuple_(*key).in_(pairs))
+    key = (PartitionRow.stream_id, PartitionRow.partition)
+    query = select(*key, PartitionRow.end_offset, PartitionRow.bytes, PartitionRow.records).where(
+        tuple_(*key).in_(pairs)
+    )
     rows = s.execute(query.order_by(*key).with_for_update(key_share=True))
     return {(row.stream_id, row.partition): dict(row._mapping) for row in rows}
 
@@ -204,7 +208,7 @@ def truncate_by_retention(s: Session) -> int:
     `retention_overrides_jobs`. Records keep the time of their publishing, not their timestamp, so that a load of old
     records is not gone at once. Returns how many chunks went.
     """
-    query = select(Stream).where(Stream.retention_ms.is_not(None)).order_by(Stream.id)
+    query = select(StreamRow).where(StreamRow.retention_ms.is_not(None)).order_by(StreamRow.id)
     return sum(
         _truncate(s, stream, partition)
         for stream in s.scalars(query).all()
@@ -212,7 +216,7 @@ def truncate_by_retention(s: Session) -> int:
     )
 
 
-def _truncate(s: Session, stream: Stream, partition: Partition) -> int:
+def _truncate(s: Session, stream: StreamRow, partition: PartitionRow) -> int:
     limit = partition.end_offset if stream.retention_overrides_jobs else _lowest_position(s, partition)
     expired = _expired(s, stream, partition, limit)
     if not expired:
@@ -230,19 +234,19 @@ def _truncate(s: Session, stream: Stream, partition: Partition) -> int:
     return len(expired)
 
 
-def _lowest_position(s: Session, partition: Partition) -> int:
-    query = select(TaskPosition.position).where(
-        TaskPosition.stream_id == partition.stream_id, TaskPosition.partition == partition.partition
+def _lowest_position(s: Session, partition: PartitionRow) -> int:
+    query = select(TaskPositionRow.position).where(
+        TaskPositionRow.stream_id == partition.stream_id, TaskPositionRow.partition == partition.partition
     )
     return min(s.scalars(query), default=partition.end_offset)
 
 
-def _expired(s: Session, stream: Stream, partition: Partition, limit: int) -> list[ChunkRow]:
+def _expired(s: Session, stream: StreamRow, partition: PartitionRow, limit: int) -> list[ChunkRow]:
     """The chunks at the start of the partition that are too old, up to the offset `limit`."""
     before = now_ms(s) - (stream.retention_ms or 0)
     query = (
-        select(ChunkRow, Segment.published_ms)
-        .join(Segment, Segment.id == ChunkRow.segment_id)
+        select(ChunkRow, SegmentRow.published_ms)
+        .join(SegmentRow, SegmentRow.id == ChunkRow.segment_id)
         .where(ChunkRow.stream_id == stream.id, ChunkRow.partition == partition.partition)
         .where(ChunkRow.end_offset <= limit)
         .order_by(ChunkRow.end_offset)
@@ -254,32 +258,36 @@ def _expired(s: Session, stream: Stream, partition: Partition, limit: int) -> li
 
 def drop_unreferenced(s: Session) -> int:
     """Drop published segments none of whose chunks is left. Returns how many."""
-    is_referenced = exists().where(ChunkRow.segment_id == Segment.id)
-    return _drop(s, select(Segment.id).where(Segment.state == PUBLISHED, ~is_referenced))
+    is_referenced = exists().where(ChunkRow.segment_id == SegmentRow.id)
+    return _drop(s, select(SegmentRow.id).where(SegmentRow.state == PUBLISHED, ~is_referenced))
 
 
 def drop_stale_pending(s: Session, ttl_ms: int) -> int:
     """Drop segments that were announced more than `ttl_ms` ago and never published; those of live slots stay,
     for a slot announces ahead of its need. Returns how many."""
-    old = (Segment.state == PENDING) & (Segment.created_ms < now_ms(s) - ttl_ms)
-    is_live = exists().where(Slot.id == Segment.writer, Slot.state == "live")
-    return _drop(s, select(Segment.id).where(old, ~is_live))
+    old = (SegmentRow.state == PENDING) & (SegmentRow.created_ms < now_ms(s) - ttl_ms)
+    is_live = exists().where(SlotRow.id == SegmentRow.writer, SlotRow.state == "live")
+    return _drop(s, select(SegmentRow.id).where(old, ~is_live))
 
 
 def _drop(s: Session, query: Select[str]) -> int:
-    ids = s.scalars(query.limit(COLLECT_AT_ONCE).with_for_update(skip_locked=True, of=Segment)).all()
+    ids = s.scalars(query.limit(COLLECT_AT_ONCE).with_for_update(skip_locked=True, of=SegmentRow)).all()
     if ids:
-        s.execute(update(Segment).where(Segment.id.in_(ids)).values(state=DROPPED, dropped_ms=now_ms(s)))
+        s.execute(update(SegmentRow).where(SegmentRow.id.in_(ids)).values(state=DROPPED, dropped_ms=now_ms(s)))
     return len(ids)
 
 
 def deletable(s: Session, delay_ms: int) -> list[tuple[str, str]]:
     """Segments (id, path) that were dropped more than `delay_ms` ago: their files may go."""
-    query = select(Segment.id, Segment.path).where(Segment.state == DROPPED, Segment.dropped_ms <= now_ms(s) - delay_ms)
-    return [(i, path) for i, path in s.execute(query.order_by(Segment.dropped_ms).limit(COLLECT_AT_ONCE))]
+    query = select(SegmentRow.id, SegmentRow.path).where(
+        SegmentRow.state == DROPPED, SegmentRow.dropped_ms <= now_ms(s) - delay_ms
+    )
+    return [(i, path) for i, path in s.execute(query.order_by(SegmentRow.dropped_ms).limit(COLLECT_AT_ONCE))]
 
 
 def forget(s: Session, segment_ids: Collection[str]) -> int:
     """Forget dropped segments whose files are deleted."""
-    gone = delete(Segment).where(Segment.id.in_(segment_ids), Segment.state == DROPPED).returning(Segment.id)
+    gone = (
+        delete(SegmentRow).where(SegmentRow.id.in_(segment_ids), SegmentRow.state == DROPPED).returning(SegmentRow.id)
+    )
     return len(s.scalars(gone).all())

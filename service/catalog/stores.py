@@ -13,7 +13,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog.jobs import streams_of
-from service.catalog.tables import INPUT_PARTITION, Instance, Job, Json, Partition, Slot, Store, Task, TaskPosition
+from service.catalog.tables import (
+    INPUT_PARTITION,
+    InstanceRow,
+    JobRow,
+    Json,
+    PartitionRow,
+    SlotRow,
+    StoreRow,
+    TaskPositionRow,
+    TaskRow,
+)
 from service.streams.errors import UnknownStore
 
 
@@ -70,7 +80,9 @@ class StoreNow:
 
 def store_now(s: Session, name: str) -> StoreNow:
     """The store of this name. Raises UnknownStore."""
-    found = s.execute(select(Store, Job).join(Job, Job.id == Store.job_id).where(Store.name == name)).one_or_none()
+    found = s.execute(
+        select(StoreRow, JobRow).join(JobRow, JobRow.id == StoreRow.job_id).where(StoreRow.name == name)
+    ).one_or_none()
     if found is None:
         raise UnknownStore(name)
     return _described(s, *found)
@@ -78,17 +90,17 @@ def store_now(s: Session, name: str) -> StoreNow:
 
 def stores_now(s: Session, *, limit: int = 100, after: str | None = None) -> list[StoreNow]:
     """Stores in the order of their names, beyond `after`."""
-    query = select(Store, Job).join(Job, Job.id == Store.job_id).order_by(Store.name).limit(limit)
-    rows = s.execute(query if after is None else query.where(Store.name > after)).all()
+    query = select(StoreRow, JobRow).join(JobRow, JobRow.id == StoreRow.job_id).order_by(StoreRow.name).limit(limit)
+    rows = s.execute(query if after is None else query.where(StoreRow.name > after)).all()
     return [_described(s, store, job) for store, job in rows]
 
 
 def store_ids(s: Session) -> Sequence[str]:
     """The ids of all stores."""
-    return s.scalars(select(Store.id)).all()
+    return s.scalars(select(StoreRow.id)).all()
 
 
-def _described(s: Session, store: Store, job: Job) -> StoreNow:
+def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
     sources = streams_of(s, job.id, "source")
     return StoreNow(
         id=store.id,
@@ -108,28 +120,30 @@ def _described(s: Session, store: Store, job: Job) -> StoreNow:
     )
 
 
-def _partitions(s: Session, store: Store) -> list[StorePartition]:
+def _partitions(s: Session, store: StoreRow) -> list[StorePartition]:
     query = (
-        select(Task.id, Task.partition, Task.name, Task.stream_time, Task.applied, Partition.end_offset)
-        .add_columns(Task.slot_id, Instance.id, Instance.name, Instance.host)
-        .join(
-            Partition,
-            (Partition.stream_id == store.changelog_stream_id) & (Partition.partition == Task.partition),
+        select(
+            TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, TaskRow.applied, PartitionRow.end_offset
         )
-        .outerjoin(Slot, Slot.id == Task.slot_id)
-        .outerjoin(Instance, Instance.id == Slot.instance_id)
-        .where(Task.job_id == store.job_id, Task.sub_topology == store.sub_topology)
-        .order_by(Task.partition)
+        .add_columns(TaskRow.slot_id, InstanceRow.id, InstanceRow.name, InstanceRow.host)
+        .join(
+            PartitionRow,
+            (PartitionRow.stream_id == store.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
+        )
+        .outerjoin(SlotRow, SlotRow.id == TaskRow.slot_id)
+        .outerjoin(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+        .where(TaskRow.job_id == store.job_id, TaskRow.sub_topology == store.sub_topology)
+        .order_by(TaskRow.partition)
     )
     found = {}
     for task_id, partition, name, stream_time, applied, end, slot_id, *instance in s.execute(query):
         at = applied.get(store.id, 0)
         found[task_id] = StorePartition(partition, name, stream_time, at, end, slot_id, *instance)
     inputs = (
-        select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.position, Partition.end_offset)
-        .join(Partition, INPUT_PARTITION)
-        .join(Task, Task.id == TaskPosition.task_id)
-        .where(Task.job_id == store.job_id, Task.sub_topology == store.sub_topology)
+        select(TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.position, PartitionRow.end_offset)
+        .join(PartitionRow, INPUT_PARTITION)
+        .join(TaskRow, TaskRow.id == TaskPositionRow.task_id)
+        .where(TaskRow.job_id == store.job_id, TaskRow.sub_topology == store.sub_topology)
     )
     for task_id, stream_id, position, end in s.execute(inputs):
         found[task_id].inputs[stream_id] = Input(position, end)

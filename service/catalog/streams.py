@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import ChunkRow, IngestKey, Job, JobStream, Json, Partition, Stream
+from service.catalog.tables import ChunkRow, IngestKeyRow, JobRow, JobStreamRow, Json, PartitionRow, StreamRow
 from service.streams.errors import InternalStream, StaleTag, StreamExists, StreamInUse, UnknownStream
 
 HOUR_MS = 3_600_000
@@ -28,11 +28,11 @@ def create_stream(
     max_future_ms: int = HOUR_MS,
     kind: str = "user",
     job_id: str | None = None,
-) -> Stream:
+) -> StreamRow:
     """Make a stream with empty partitions. Raises StreamExists."""
     if find_stream(s, name) is not None:
         raise StreamExists(name)
-    stream = Stream(
+    stream = StreamRow(
         name=name,
         partitions=partitions,
         retention_ms=retention_ms,
@@ -43,16 +43,16 @@ def create_stream(
     )
     s.add(stream)
     s.flush()
-    s.execute(insert(Partition), [{"stream_id": stream.id, "partition": p} for p in range(partitions)])
+    s.execute(insert(PartitionRow), [{"stream_id": stream.id, "partition": p} for p in range(partitions)])
     return stream
 
 
-def find_stream(s: Session, name: str) -> Stream | None:
+def find_stream(s: Session, name: str) -> StreamRow | None:
     """The stream of this name, if there is one."""
-    return s.scalars(select(Stream).where(Stream.name == name)).one_or_none()
+    return s.scalars(select(StreamRow).where(StreamRow.name == name)).one_or_none()
 
 
-def get_stream(s: Session, name: str) -> Stream:
+def get_stream(s: Session, name: str) -> StreamRow:
     """The stream of this name. Raises UnknownStream."""
     stream = find_stream(s, name)
     if stream is None:
@@ -60,19 +60,19 @@ def get_stream(s: Session, name: str) -> Stream:
     return stream
 
 
-def list_streams(s: Session, *, limit: int = 100, after: str | None = None) -> list[Stream]:
+def list_streams(s: Session, *, limit: int = 100, after: str | None = None) -> list[StreamRow]:
     """Streams in the order of their names, beyond `after`."""
-    query = select(Stream).order_by(Stream.name).limit(limit)
-    return list(s.scalars(query if after is None else query.where(Stream.name > after)))
+    query = select(StreamRow).order_by(StreamRow.name).limit(limit)
+    return list(s.scalars(query if after is None else query.where(StreamRow.name > after)))
 
 
-def partitions_of(s: Session, stream_id: str) -> list[Partition]:
+def partitions_of(s: Session, stream_id: str) -> list[PartitionRow]:
     """The partitions of a stream, in order."""
-    query = select(Partition).where(Partition.stream_id == stream_id).order_by(Partition.partition)
+    query = select(PartitionRow).where(PartitionRow.stream_id == stream_id).order_by(PartitionRow.partition)
     return list(s.scalars(query))
 
 
-def update_stream(s: Session, name: str, expected_etag: int | None = None, **changes: Any) -> Stream:
+def update_stream(s: Session, name: str, expected_etag: int | None = None, **changes: Any) -> StreamRow:
     """Change `retention_ms`, `fields`, `max_future_ms` or `retention_overrides_jobs`.
 
     Raises UnknownStream, StaleTag, InternalStream.
@@ -88,8 +88,8 @@ def update_stream(s: Session, name: str, expected_etag: int | None = None, **cha
 
 def mark_custom_partitioning(s: Session, stream_id: str) -> None:
     """Remember that a writer chose partitions itself: equal keys may lie in several."""
-    query = update(Stream).where(Stream.id == stream_id, Stream.custom_partitioning.is_(False))
-    s.execute(query.values(custom_partitioning=True, etag=Stream.etag + 1))
+    query = update(StreamRow).where(StreamRow.id == stream_id, StreamRow.custom_partitioning.is_(False))
+    s.execute(query.values(custom_partitioning=True, etag=StreamRow.etag + 1))
 
 
 def delete_stream(s: Session, name: str) -> None:
@@ -97,7 +97,9 @@ def delete_stream(s: Session, name: str) -> None:
     stream = _own_stream(s, name, to_delete=True)
     lock_partitions_of(s, [stream.id])
     users = s.scalars(
-        select(Job.name).join(JobStream, JobStream.job_id == Job.id).where(JobStream.stream_id == stream.id)
+        select(JobRow.name)
+        .join(JobStreamRow, JobStreamRow.job_id == JobRow.id)
+        .where(JobStreamRow.stream_id == stream.id)
     )
     names = sorted(set(users))
     if names:
@@ -109,26 +111,26 @@ def remove_streams(s: Session, stream_ids: Sequence[str]) -> None:
     """Remove streams and what they hold; the collector drops the segments that nothing refers to any more."""
     lock_partitions_of(s, stream_ids)
     s.execute(delete(ChunkRow).where(ChunkRow.stream_id.in_(stream_ids)))
-    s.execute(delete(IngestKey).where(IngestKey.stream_id.in_(stream_ids)))
-    s.execute(delete(Partition).where(Partition.stream_id.in_(stream_ids)))
-    s.execute(delete(Stream).where(Stream.id.in_(stream_ids)))
+    s.execute(delete(IngestKeyRow).where(IngestKeyRow.stream_id.in_(stream_ids)))
+    s.execute(delete(PartitionRow).where(PartitionRow.stream_id.in_(stream_ids)))
+    s.execute(delete(StreamRow).where(StreamRow.id.in_(stream_ids)))
 
 
-def lock_partitions_of(s: Session, stream_ids: Iterable[str]) -> list[Partition]:
+def lock_partitions_of(s: Session, stream_ids: Iterable[str]) -> list[PartitionRow]:
     """Lock every partition of these streams, in the order of their ids, and read them."""
     query = (
-        select(Partition)
-        .where(Partition.stream_id.in_(sorted(stream_ids)))
-        .order_by(Partition.stream_id, Partition.partition)
+        select(PartitionRow)
+        .where(PartitionRow.stream_id.in_(sorted(stream_ids)))
+        .order_by(PartitionRow.stream_id, PartitionRow.partition)
         .with_for_update(key_share=True)
         .execution_options(populate_existing=True)
     )
     return list(s.scalars(query))
 
 
-def _own_stream(s: Session, name: str, *, to_delete: bool = False) -> Stream:
+def _own_stream(s: Session, name: str, *, to_delete: bool = False) -> StreamRow:
     """A stream that people may change, locked; `to_delete`: also against a job that is about to refer to it."""
-    query = select(Stream).where(Stream.name == name).with_for_update(key_share=not to_delete)
+    query = select(StreamRow).where(StreamRow.name == name).with_for_update(key_share=not to_delete)
     stream = s.scalars(query.execution_options(populate_existing=True)).one_or_none()
     if stream is None:
         raise UnknownStream(name)

@@ -55,7 +55,7 @@ class Table(DeclarativeBase):
     type_annotation_map: ClassVar = {str: Text(), int: BigInteger(), datetime: Moment(), Json: JSON(none_as_null=True)}
 
 
-class Meta(Table):
+class MetaRow(Table):
     """Facts about the catalog itself: `lineage`, `coordinator_seen_ms`."""
 
     __tablename__ = "meta"
@@ -64,7 +64,7 @@ class Meta(Table):
     value: Mapped[str]
 
 
-class Stream(Table):
+class StreamRow(Table):
     """`kind` is `user`, or what made an internal stream: `changelog`, `dropped`, `repartition`."""
 
     __tablename__ = "streams"
@@ -83,7 +83,7 @@ class Stream(Table):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class Partition(Table):
+class PartitionRow(Table):
     """Where a partition starts and ends; `bytes` and `records` count what is between. `published_ms`: when it grew."""
 
     __tablename__ = "partitions"
@@ -97,7 +97,7 @@ class Partition(Table):
     published_ms: Mapped[int | None]
 
 
-class Segment(Table):
+class SegmentRow(Table):
     """`pending` before it is written, `published` with its chunks, `dropped` before the collector deletes it."""
 
     __tablename__ = "segments"
@@ -136,7 +136,7 @@ class ChunkRow(Table):
     crc32: Mapped[int]
 
 
-class IngestKey(Table):
+class IngestKeyRow(Table):
     """What was answered to an Idempotency-Key, and to which body."""
 
     __tablename__ = "ingest_keys"
@@ -149,7 +149,7 @@ class IngestKey(Table):
     created_ms: Mapped[int] = mapped_column(index=True)
 
 
-class Job(Table):
+class JobRow(Table):
     """`spec` is the body as it was posted and completed, `topology` what it was compiled to."""
 
     __tablename__ = "jobs"
@@ -170,7 +170,7 @@ class Job(Table):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class JobStream(Table):
+class JobStreamRow(Table):
     """Which streams a job reads (`source`), writes (`sink`) and keeps (`internal`)."""
 
     __tablename__ = "job_streams"
@@ -180,7 +180,7 @@ class JobStream(Table):
     role: Mapped[str] = mapped_column(primary_key=True)
 
 
-class JobTransition(Table):
+class JobTransitionRow(Table):
     """A change of a job's state: why, and by whom; `error` when it is why."""
 
     __tablename__ = "job_transitions"
@@ -195,7 +195,7 @@ class JobTransition(Table):
     error: Mapped[Json | None]
 
 
-class Skip(Table):
+class SkipRow(Table):
     """A source record that a job shall pass over."""
 
     __tablename__ = "skips"
@@ -206,7 +206,7 @@ class Skip(Table):
     offset: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
-class Store(Table):
+class StoreRow(Table):
     """The state of one operator; its truth is its changelog stream."""
 
     __tablename__ = "stores"
@@ -222,7 +222,7 @@ class Store(Table):
     spec: Mapped[Json]
 
 
-class Task(Table):
+class TaskRow(Table):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
     `target_slot_id` is the slot to hand it to when its owner next asks for work; `last_instance_id` outlives the
@@ -254,7 +254,7 @@ class Task(Table):
     updated_ms: Mapped[int]
 
 
-class TaskPosition(Table):
+class TaskPositionRow(Table):
     """How far a task has read an input: the offset of the next record."""
 
     __tablename__ = "task_positions"
@@ -270,10 +270,12 @@ class TaskPosition(Table):
 
 
 # How an input of a task joins the partition that it is.
-INPUT_PARTITION = (Partition.stream_id == TaskPosition.stream_id) & (Partition.partition == TaskPosition.partition)
+INPUT_PARTITION = (PartitionRow.stream_id == TaskPositionRow.stream_id) & (
+    PartitionRow.partition == TaskPositionRow.partition
+)
 
 
-class Instance(Table):
+class InstanceRow(Table):
     """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is."""
 
     __tablename__ = "instances"
@@ -291,7 +293,7 @@ class Instance(Table):
     joined_ms: Mapped[int]
 
 
-class Slot(Table):
+class SlotRow(Table):
     """A resident Spark task of a job; a new one with the same instance, job and index takes its place."""
 
     __tablename__ = "slots"
@@ -308,7 +310,7 @@ class Slot(Table):
     gone_ms: Mapped[int | None]
 
 
-class Rebalance(Table):
+class RebalanceRow(Table):
     """One round of assignment: why, what moved, how long until the last hand-over (null: not yet)."""
 
     __tablename__ = "rebalances"
@@ -322,7 +324,7 @@ class Rebalance(Table):
     took_ms: Mapped[int | None]
 
 
-class ApiKey(Table):
+class ApiKeyRow(Table):
     """A key is known by its SHA-256; an ephemeral one belongs to a running process."""
 
     __tablename__ = "api_keys"

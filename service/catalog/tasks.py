@@ -24,7 +24,16 @@ from service.catalog import closing
 from service.catalog.closing import Advance, Reason
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
-from service.catalog.tables import INPUT_PARTITION, Job, Json, Partition, Skip, Store, Task, TaskPosition
+from service.catalog.tables import (
+    INPUT_PARTITION,
+    JobRow,
+    Json,
+    PartitionRow,
+    SkipRow,
+    StoreRow,
+    TaskPositionRow,
+    TaskRow,
+)
 from service.streams import measures
 from service.streams.records import ChunkMeta
 
@@ -107,24 +116,32 @@ class Assigned:
 
 
 _INPUT_COLUMNS = 5
-_TASK = (Task.id, Task.name, Task.sub_topology, Task.partition, Task.epoch, Task.version, Task.target_slot_id)
+_TASK = (
+    TaskRow.id,
+    TaskRow.name,
+    TaskRow.sub_topology,
+    TaskRow.partition,
+    TaskRow.epoch,
+    TaskRow.version,
+    TaskRow.target_slot_id,
+)
 _OWNED = (
-    select(*_TASK, Task.is_closed, Task.flush_at, Task.applied)
-    .add_columns(TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
-    .add_columns(Partition.start_offset, Partition.end_offset)
-    .join(TaskPosition, TaskPosition.task_id == Task.id)
-    .join(Partition, INPUT_PARTITION)
-    .where(Task.slot_id == bindparam("slot_id"))
-    .order_by(Task.sub_topology, Task.partition, TaskPosition.stream_id)
+    select(*_TASK, TaskRow.is_closed, TaskRow.flush_at, TaskRow.applied)
+    .add_columns(TaskPositionRow.stream_id, TaskPositionRow.partition, TaskPositionRow.position)
+    .add_columns(PartitionRow.start_offset, PartitionRow.end_offset)
+    .join(TaskPositionRow, TaskPositionRow.task_id == TaskRow.id)
+    .join(PartitionRow, INPUT_PARTITION)
+    .where(TaskRow.slot_id == bindparam("slot_id"))
+    .order_by(TaskRow.sub_topology, TaskRow.partition, TaskPositionRow.stream_id)
 )
 _CHANGELOGS = (
-    select(Task.id, Store.name, Store.changelog_stream_id, Task.partition, Partition.end_offset)
-    .join(Store, (Store.job_id == Task.job_id) & (Store.sub_topology == Task.sub_topology))
+    select(TaskRow.id, StoreRow.name, StoreRow.changelog_stream_id, TaskRow.partition, PartitionRow.end_offset)
+    .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
     .join(
-        Partition,
-        (Partition.stream_id == Store.changelog_stream_id) & (Partition.partition == Task.partition),
+        PartitionRow,
+        (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
     )
-    .where(Task.slot_id == bindparam("slot_id"))
+    .where(TaskRow.slot_id == bindparam("slot_id"))
 )
 
 
@@ -193,12 +210,12 @@ def _work(s: Session, at: Input | None, max_records: int) -> Json | None:
 
 
 def _skips(s: Session, job_id: str, task: Assigned) -> list[int]:
-    skipped = select(Skip.stream_id, Skip.partition, Skip.offset).where(Skip.job_id == job_id)
+    skipped = select(SkipRow.stream_id, SkipRow.partition, SkipRow.offset).where(SkipRow.job_id == job_id)
     ahead = {(at.stream_id, at.partition): at.position for at in task.inputs}
     return sorted(offset for stream, p, offset in s.execute(skipped) if offset >= ahead.get((stream, p), offset + 1))
 
 
-def note_applied(s: Session, tasks: Iterable[Task], applied: Mapping[str, Mapping[str, int]]) -> None:
+def note_applied(s: Session, tasks: Iterable[TaskRow], applied: Mapping[str, Mapping[str, int]]) -> None:
     """Keep how far the replicas of locked tasks are (task id → store id → changelog position)."""
     for task in tasks:
         found = {**task.applied, **applied.get(task.id, {})}
@@ -215,9 +232,9 @@ def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> lis
     return _Committing(s, slot_id, commits).run()
 
 
-def lock_tasks_by_id(s: Session, task_ids: Iterable[str]) -> dict[str, Task]:
+def lock_tasks_by_id(s: Session, task_ids: Iterable[str]) -> dict[str, TaskRow]:
     """Lock tasks in the order of their ids."""
-    query = select(Task).where(Task.id.in_(sorted(task_ids))).order_by(Task.id).with_for_update(key_share=True)
+    query = select(TaskRow).where(TaskRow.id.in_(sorted(task_ids))).order_by(TaskRow.id).with_for_update(key_share=True)
     return {task.id: task for task in s.scalars(query.execution_options(populate_existing=True))}
 
 
@@ -243,10 +260,12 @@ class _Committing:
 
     def _read_inputs(self) -> dict[tuple[str, str, int], Input]:
         query = (
-            select(TaskPosition.task_id, TaskPosition.stream_id, TaskPosition.partition, TaskPosition.position)
-            .add_columns(Partition.start_offset, Partition.end_offset)
-            .join(Partition, INPUT_PARTITION)
-            .where(TaskPosition.task_id.in_(sorted(self._tasks)))
+            select(
+                TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.partition, TaskPositionRow.position
+            )
+            .add_columns(PartitionRow.start_offset, PartitionRow.end_offset)
+            .join(PartitionRow, INPUT_PARTITION)
+            .where(TaskPositionRow.task_id.in_(sorted(self._tasks)))
         )
         return {(row[0], row[1], row[2]): Input(*row[1:]) for row in self._s.execute(query)}
 
@@ -266,7 +285,7 @@ class _Committing:
             return _verdict(commit, "refused", reason, None if task is None else task.version, [])
         return self._accept(task, commit)
 
-    def _objection(self, task: Task, commit: TaskCommit) -> str | None:
+    def _objection(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """Why a commit can not be accepted; None when it can."""
         if task.slot_id != self._slot_id or task.epoch != commit["epoch"]:
             return "stale_epoch"
@@ -278,7 +297,7 @@ class _Committing:
                 return "wrong_position"
         return self._objection_to_advance(task, commit) or self._objection_to_segment(commit["segment"])
 
-    def _objection_to_advance(self, task: Task, commit: TaskCommit) -> str | None:
+    def _objection_to_advance(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """A batch moves by records or by hand, never both; and what allowed the latter must still be so."""
         advance = commit.get("advance")
         if advance is None:
@@ -286,7 +305,7 @@ class _Committing:
         if commit["positions"]:
             return "records_and_advance"
         if advance["reason"] == "idle":
-            return None if closing.is_idle(self._s, self._s.get_one(Job, task.job_id)) else "not_idle"
+            return None if closing.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
         inputs = [at for (task_id, *_), at in self._inputs.items() if task_id == task.id]
         return None if closing.is_flush_due(task.flush_at, inputs) else "not_to_flush"
 
@@ -300,7 +319,7 @@ class _Committing:
             return "empty_chunk"
         return None if self._log.missing(chunks) is None else "unknown_partition"
 
-    def _accept(self, task: Task, commit: TaskCommit) -> Verdict:
+    def _accept(self, task: TaskRow, commit: TaskCommit) -> Verdict:
         segment, published = commit["segment"], []
         if segment is not None:
             published = self._log.append(segment["id"], segment["bytes"], _metas(segment))
@@ -320,14 +339,14 @@ class _Committing:
         wake(self._s, progress_topic(task.job_id))
         return verdict
 
-    def _move(self, task: Task, moved: Move) -> None:
+    def _move(self, task: TaskRow, moved: Move) -> None:
         self._inputs[task.id, moved["stream_id"], moved["partition"]].position = moved["to"]
         self._s.execute(
-            update(TaskPosition)
+            update(TaskPositionRow)
             .where(
-                TaskPosition.task_id == task.id,
-                TaskPosition.stream_id == moved["stream_id"],
-                TaskPosition.partition == moved["partition"],
+                TaskPositionRow.task_id == task.id,
+                TaskPositionRow.stream_id == moved["stream_id"],
+                TaskPositionRow.partition == moved["partition"],
             )
             .values(position=moved["to"])
             .execution_options(synchronize_session=False)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog import segments, streams
 from service.catalog.engine import Catalog
-from service.catalog.tables import IngestKey, Segment, Stream
+from service.catalog.tables import IngestKeyRow, SegmentRow, StreamRow
 from service.ingest import Answer, AppendBuffer, Idempotency, publish_group
 from service.payloads import Payload
 from service.positions import position_of
@@ -59,7 +59,7 @@ def buffer(make_buffer: Callable[[], AppendBuffer]) -> AppendBuffer:
 
 
 @pytest.fixture
-def clicks(catalog: Catalog) -> Stream:
+def clicks(catalog: Catalog) -> StreamRow:
     return catalog.write(streams.create_stream, "clicks", partitions=4)
 
 
@@ -70,7 +70,7 @@ def payload(keys: Sequence[str | None], partitions: Sequence[int] | None = None)
     return Payload(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), asked)
 
 
-def keyed(stream: Stream, key: str, body: str = "body", owner: str = "owner") -> Idempotency:
+def keyed(stream: StreamRow, key: str, body: str = "body", owner: str = "owner") -> Idempotency:
     return Idempotency(owner, stream.id, key, body)
 
 
@@ -78,7 +78,7 @@ def answer_of(future: Future[Answer]) -> Answer:
     return future.result(WAIT_S)
 
 
-def read(catalog: Catalog, storage: Storage, stream: Stream, partition: int) -> list[tuple[str | None, int]]:
+def read(catalog: Catalog, storage: Storage, stream: StreamRow, partition: int) -> list[tuple[str | None, int]]:
     """(key, timestamp) of all that is published in a partition, in order."""
     found = catalog.read(segments.chunks_from, stream.id, partition, 0, 1_000_000)
     rows = [row for chunk in found.chunks for row in storage.read_chunk(chunk).to_pylist()]
@@ -86,12 +86,12 @@ def read(catalog: Catalog, storage: Storage, stream: Stream, partition: int) -> 
 
 
 def count_segments(catalog: Catalog) -> int:
-    query = select(func.count()).select_from(Segment).where(Segment.state == "published")
+    query = select(func.count()).select_from(SegmentRow).where(SegmentRow.state == "published")
     return catalog.read(lambda s: s.scalars(query).one())
 
 
 def test_a_lone_request_is_answered_with_its_offsets_and_a_position(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     buffer.start()
     answer = answer_of(buffer.append(clicks, payload(["a", "b", "a"])))
@@ -108,7 +108,7 @@ def test_a_lone_request_is_answered_with_its_offsets_and_a_position(
 
 
 def test_requests_that_wait_together_share_one_segment(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     views = catalog.write(streams.create_stream, "views", partitions=1)
     handed_in = [buffer.append(stream, payload(["k"] * 10)) for stream in (clicks, views, clicks)]
@@ -119,7 +119,7 @@ def test_requests_that_wait_together_share_one_segment(
     assert len(read(catalog, storage, views, 0)) == 10
 
 
-def test_a_group_is_bounded_in_bytes(open_catalog: Callable[[], Catalog], storage: Storage, clicks: Stream) -> None:
+def test_a_group_is_bounded_in_bytes(open_catalog: Callable[[], Catalog], storage: Storage, clicks: StreamRow) -> None:
     catalog = open_catalog()
     buffer = AppendBuffer(catalog, storage, group_bytes=1)
     handed_in = [buffer.append(clicks, payload(["k"])) for _ in range(3)]
@@ -130,7 +130,7 @@ def test_a_group_is_bounded_in_bytes(open_catalog: Callable[[], Catalog], storag
 
 
 def test_many_threads_get_disjoint_offsets_and_lose_nothing(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     buffer.start()
     answers: list[tuple[str, Answer]] = []
@@ -155,7 +155,7 @@ def test_many_threads_get_disjoint_offsets_and_lose_nothing(
 
 
 def test_null_keys_take_turns_over_requests(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     buffer.start()
     for _ in range(4):
@@ -164,7 +164,7 @@ def test_null_keys_take_turns_over_requests(
 
 
 def test_given_partitions_win_and_mark_the_stream(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     buffer.start()
     answer_of(buffer.append(clicks, payload(["a"])))
@@ -176,7 +176,7 @@ def test_given_partitions_win_and_mark_the_stream(
 
 
 def test_a_key_in_flight_is_refused_and_afterwards_answered_the_same(
-    catalog: Catalog, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     once = keyed(clicks, "k1")
     handed_in = buffer.append(clicks, payload(["a"]), once)
@@ -195,7 +195,7 @@ def test_a_key_in_flight_is_refused_and_afterwards_answered_the_same(
     assert sum(p.end_offset for p in catalog.read(streams.partitions_of, clicks.id)) == 1
 
 
-def test_a_key_belongs_to_its_owner_and_its_stream(catalog: Catalog, buffer: AppendBuffer, clicks: Stream) -> None:
+def test_a_key_belongs_to_its_owner_and_its_stream(catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow) -> None:
     views = catalog.write(streams.create_stream, "views", partitions=1)
     handed_in = [
         buffer.append(clicks, payload(["a"]), keyed(clicks, "k1")),
@@ -207,7 +207,7 @@ def test_a_key_belongs_to_its_owner_and_its_stream(catalog: Catalog, buffer: App
 
 
 def test_of_two_processes_with_one_key_one_appends_and_both_answer_the_same(
-    catalog: Catalog, storage: Storage, make_buffer: Callable[[], AppendBuffer], clicks: Stream
+    catalog: Catalog, storage: Storage, make_buffer: Callable[[], AppendBuffer], clicks: StreamRow
 ) -> None:
     one, other = make_buffer(), make_buffer()
     shared = [buffer.append(clicks, payload(["a"] * 3), keyed(clicks, "shared")) for buffer in (one, other)]
@@ -225,7 +225,7 @@ def test_of_two_processes_with_one_key_one_appends_and_both_answer_the_same(
 
 
 def test_an_answer_that_never_arrived_is_given_by_the_next_process(
-    make_buffer: Callable[[], AppendBuffer], clicks: Stream
+    make_buffer: Callable[[], AppendBuffer], clicks: StreamRow
 ) -> None:
     died, next_one = make_buffer(), make_buffer()
     died.start()
@@ -235,7 +235,7 @@ def test_an_answer_that_never_arrived_is_given_by_the_next_process(
 
 
 def test_publishing_the_same_segment_again_gives_the_first_answers(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens when a commit counted and its confirmation was lost: the transaction runs again."""
     answers: list[list[Answer]] = []
@@ -257,7 +257,7 @@ def test_publishing_the_same_segment_again_gives_the_first_answers(
 
 
 def test_a_deleted_stream_fails_its_own_requests_alone(
-    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: Stream
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
 ) -> None:
     gone = catalog.write(streams.create_stream, "gone", partitions=4)
     handed_in = [buffer.append(stream, payload(["a"])) for stream in (gone, clicks)]
@@ -270,7 +270,7 @@ def test_a_deleted_stream_fails_its_own_requests_alone(
 
 
 def test_a_storage_that_refuses_fails_the_group_and_not_the_next_one(
-    buffer: AppendBuffer, clicks: Stream, tmp_path: Path, catalog: Catalog
+    buffer: AppendBuffer, clicks: StreamRow, tmp_path: Path, catalog: Catalog
 ) -> None:
     (tmp_path / "storage").mkdir()
     obstacle = tmp_path / "storage" / "segments"
@@ -284,7 +284,7 @@ def test_a_storage_that_refuses_fails_the_group_and_not_the_next_one(
     assert count_segments(catalog) == 1
 
 
-def test_an_error_that_nobody_foresaw_does_not_end_the_thread(buffer: AppendBuffer, clicks: Stream) -> None:
+def test_an_error_that_nobody_foresaw_does_not_end_the_thread(buffer: AppendBuffer, clicks: StreamRow) -> None:
     broken = Payload(payload(["a"]).records.drop_columns(["timestamp"]), None)
     strange = buffer.append(clicks, Payload(broken.records, None))
     other = buffer.append(clicks, payload(["a"]))
@@ -294,18 +294,20 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_thread(buffer: AppendBuff
     assert answer_of(buffer.append(clicks, payload(["a"])))["accepted"] == 1
 
 
-def test_ids_that_the_collector_took_are_replaced(catalog: Catalog, buffer: AppendBuffer, clicks: Stream) -> None:
+def test_ids_that_the_collector_took_are_replaced(catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow) -> None:
     buffer.start()
     answer_of(buffer.append(clicks, payload(["a"])))
 
     def drop_pending(s: Session) -> None:
-        s.execute(update(Segment).where(Segment.state == "pending").values(state="dropped", dropped_ms=0))
+        s.execute(update(SegmentRow).where(SegmentRow.state == "pending").values(state="dropped", dropped_ms=0))
 
     catalog.write(drop_pending)
     assert answer_of(buffer.append(clicks, payload(["a"])))["offsets"][0]["first"] == 1
 
 
-def test_a_group_costs_one_transaction(buffer: AppendBuffer, clicks: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_costs_one_transaction(
+    buffer: AppendBuffer, clicks: StreamRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     works: list[str] = []
     write = buffer._catalog.write
 
@@ -320,7 +322,9 @@ def test_a_group_costs_one_transaction(buffer: AppendBuffer, clicks: Stream, mon
     assert works == ["register_segments", *["publish_group"] * 5]
 
 
-def test_whoever_goes_away_before_the_group_is_left_out(catalog: Catalog, buffer: AppendBuffer, clicks: Stream) -> None:
+def test_whoever_goes_away_before_the_group_is_left_out(
+    catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow
+) -> None:
     handed_in = [buffer.append(clicks, payload(["a"]), keyed(clicks, f"k{n}")) for n in range(2)]
     assert handed_in[0].cancel()
     buffer.start()
@@ -328,7 +332,7 @@ def test_whoever_goes_away_before_the_group_is_left_out(catalog: Catalog, buffer
     assert buffer.answered(keyed(clicks, "k0")) is None
 
 
-def test_stop_writes_what_is_waiting_and_takes_no_more(buffer: AppendBuffer, clicks: Stream) -> None:
+def test_stop_writes_what_is_waiting_and_takes_no_more(buffer: AppendBuffer, clicks: StreamRow) -> None:
     handed_in = [buffer.append(clicks, payload(["a"])) for _ in range(3)]
     buffer.start()
     buffer.stop()
@@ -353,9 +357,9 @@ def test_room_is_bounded_over_all_requests_and_given_back(catalog: Catalog, stor
 
 
 def test_answers_are_kept_in_the_transaction_that_publishes(
-    catalog: Catalog, buffer: AppendBuffer, clicks: Stream, tmp_path: Path
+    catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow, tmp_path: Path
 ) -> None:
     buffer.start()
     answer = answer_of(buffer.append(clicks, payload(["a"]), keyed(clicks, "k1")))
-    (kept,) = catalog.read(lambda s: list(s.scalars(select(IngestKey))))
+    (kept,) = catalog.read(lambda s: list(s.scalars(select(IngestKeyRow))))
     assert (kept.idempotency_key, kept.body_sha256, kept.response) == ("k1", "body", answer)

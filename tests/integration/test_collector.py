@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog import segments, streams
 from service.catalog.engine import Catalog
-from service.catalog.tables import Partition, Segment, Stream, new_id
+from service.catalog.tables import PartitionRow, SegmentRow, StreamRow, new_id
 from service.collector import Collector
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams.errors import SegmentMissing, SegmentNotPending
@@ -26,7 +26,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 @pytest.fixture
-def stream(catalog: Catalog) -> Stream:
+def stream(catalog: Catalog) -> StreamRow:
     return catalog.write(streams.create_stream, "clicks", partitions=2, retention_ms=10 * HOUR_MS)
 
 
@@ -41,7 +41,7 @@ def records(count: int) -> pa.RecordBatch:
     )
 
 
-def write(catalog: Catalog, storage: Storage, *chunks: tuple[Stream, int, int], publish: bool = True) -> str:
+def write(catalog: Catalog, storage: Storage, *chunks: tuple[StreamRow, int, int], publish: bool = True) -> str:
     """One segment with (stream, partition, records) each, written and published; its id."""
     segment_id = new_id()
     catalog.write(segments.register_segments, "writer", [(segment_id, path_of(segment_id))])
@@ -56,21 +56,21 @@ def grow_old(catalog: Catalog, ms: int, *segment_ids: str) -> None:
     """Move all times of these segments (of all, without ids) into the past."""
 
     def age(s: Session) -> None:
-        older = update(Segment).values(
-            created_ms=Segment.created_ms - ms,
-            published_ms=Segment.published_ms - ms,
-            dropped_ms=Segment.dropped_ms - ms,
+        older = update(SegmentRow).values(
+            created_ms=SegmentRow.created_ms - ms,
+            published_ms=SegmentRow.published_ms - ms,
+            dropped_ms=SegmentRow.dropped_ms - ms,
         )
-        s.execute(older.where(Segment.id.in_(segment_ids)) if segment_ids else older)
+        s.execute(older.where(SegmentRow.id.in_(segment_ids)) if segment_ids else older)
 
     catalog.write(age)
 
 
 def state_of(catalog: Catalog, segment_id: str) -> str | None:
-    return catalog.read(lambda s: s.scalar(select(Segment.state).where(Segment.id == segment_id)))
+    return catalog.read(lambda s: s.scalar(select(SegmentRow.state).where(SegmentRow.id == segment_id)))
 
 
-def chunks_of(catalog: Catalog, stream: Stream, partition: int) -> list[Chunk]:
+def chunks_of(catalog: Catalog, stream: StreamRow, partition: int) -> list[Chunk]:
     return catalog.read(segments.chunks_from, stream.id, partition, 0, 1_000_000).chunks
 
 
@@ -79,7 +79,7 @@ def files(tmp_path: Path) -> set[str]:
 
 
 def test_what_is_needed_stays(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector, tmp_path: Path
 ) -> None:
     published = write(catalog, storage, (stream, 0, 5), (stream, 1, 5))
     pending = write(catalog, storage, (stream, 0, 5), publish=False)
@@ -88,7 +88,7 @@ def test_what_is_needed_stays(
 
 
 def test_retention_drops_first_and_deletes_after_the_delay(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector, tmp_path: Path
 ) -> None:
     old = write(catalog, storage, (stream, 0, 5))
     new = write(catalog, storage, (stream, 0, 7))
@@ -107,7 +107,7 @@ def test_retention_drops_first_and_deletes_after_the_delay(
 
 
 def test_a_segment_stays_while_one_of_its_chunks_is_needed(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector, tmp_path: Path
 ) -> None:
     forever = catalog.write(streams.create_stream, "forever", partitions=1)
     shared = write(catalog, storage, (stream, 0, 5), (forever, 0, 5))
@@ -117,7 +117,7 @@ def test_a_segment_stays_while_one_of_its_chunks_is_needed(
 
 
 def test_a_stale_pending_segment_goes_and_can_not_be_published_any_more(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector, tmp_path: Path
 ) -> None:
     stale = write(catalog, storage, (stream, 0, 5), publish=False)
     grow_old(catalog, HOUR_MS + 1_000)
@@ -140,7 +140,7 @@ def test_a_segment_that_was_announced_and_never_written_is_forgotten(catalog: Ca
 
 
 def test_files_of_a_deleted_stream_go(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector, tmp_path: Path
 ) -> None:
     write(catalog, storage, (stream, 0, 5))
     catalog.write(streams.delete_stream, "clicks")
@@ -151,7 +151,7 @@ def test_files_of_a_deleted_stream_go(
 
 
 def test_a_crash_after_the_file_is_deleted_is_made_good_in_the_next_round(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector
 ) -> None:
     segment_id = write(catalog, storage, (stream, 0, 5), publish=False)
     grow_old(catalog, 2 * HOUR_MS)
@@ -163,7 +163,7 @@ def test_a_crash_after_the_file_is_deleted_is_made_good_in_the_next_round(
 
 
 def test_a_file_that_can_not_be_deleted_holds_up_no_other_and_is_tried_again(
-    catalog: Catalog, storage: Storage, stream: Stream, tmp_path: Path
+    catalog: Catalog, storage: Storage, stream: StreamRow, tmp_path: Path
 ) -> None:
     stubborn, other = (write(catalog, storage, (stream, 0, 5), publish=False) for _ in range(2))
 
@@ -185,13 +185,15 @@ def test_a_file_that_can_not_be_deleted_holds_up_no_other_and_is_tried_again(
 
 
 def test_counts_of_a_partition_follow_what_retention_took(
-    catalog: Catalog, storage: Storage, stream: Stream, collector: Collector
+    catalog: Catalog, storage: Storage, stream: StreamRow, collector: Collector
 ) -> None:
     old = write(catalog, storage, (stream, 1, 5))
     write(catalog, storage, (stream, 1, 7))
     grow_old(catalog, 11 * HOUR_MS, old)
     collector.run_once()
     partition = catalog.read(
-        lambda s: s.scalars(select(Partition).where(Partition.stream_id == stream.id, Partition.partition == 1)).one()
+        lambda s: s.scalars(
+            select(PartitionRow).where(PartitionRow.stream_id == stream.id, PartitionRow.partition == 1)
+        ).one()
     )
     assert (partition.start_offset, partition.end_offset, partition.records) == (5, 12, 7)

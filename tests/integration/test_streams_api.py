@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from service.catalog import streams
-from service.catalog.tables import Job, JobStream
+from service.catalog.tables import JobRow, JobStreamRow
 from tests.serving import Serving, serving
 
 NAMES = (f"stream-{n}" for n in count())
@@ -256,10 +256,10 @@ def test_a_deleted_stream_is_gone_and_its_name_free(writer: httpx.Client, made: 
 
 def test_a_stream_that_a_job_uses_stays(service: Serving, writer: httpx.Client, made: httpx.Response) -> None:
     def use(s: Session) -> None:
-        job = Job(name="visits", spec={}, spec_sha256="", topology={}, state="stopped", max_batch_records=1)
+        job = JobRow(name="visits", spec={}, spec_sha256="", topology={}, state="stopped", max_batch_records=1)
         s.add(job)
         s.flush()
-        s.add(JobStream(job_id=job.id, stream_id=made.json()["id"], role="source"))
+        s.add(JobStreamRow(job_id=job.id, stream_id=made.json()["id"], role="source"))
 
     service.catalog.write(use)
     answer = writer.delete(path_of(made))

@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import segments, streams
-from service.catalog.tables import ChunkRow, Partition, Segment, new_id
+from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, new_id
 from service.payloads import ARROW, JSON, NDJSON
 from service.payloads.answers import PAGE_SCHEMA
 from service.storage.segments import encode_segment, open_storage, path_of
@@ -390,7 +390,7 @@ def test_below_the_start_is_410_with_the_start_offset(service: Serving, writer: 
     stream = writer.get(path.removesuffix("/records")).json()["id"]
 
     def truncate(s: Session) -> None:
-        s.execute(update(Partition).where(Partition.stream_id == stream).values(start_offset=3))
+        s.execute(update(PartitionRow).where(PartitionRow.stream_id == stream).values(start_offset=3))
         for chunk in s.scalars(select(ChunkRow).where(ChunkRow.stream_id == stream, ChunkRow.end_offset <= 3)):
             s.delete(chunk)
 
@@ -475,7 +475,9 @@ def test_a_changelog_is_read_as_base64(service: Serving, writer: httpx.Client) -
 def test_a_segment_that_is_gone_is_an_error_that_names_it(service: Serving, writer: httpx.Client, path: str) -> None:
     post(writer, path, b'{"records":[{}]}')
     stream = writer.get(path.removesuffix("/records")).json()["id"]
-    query = select(Segment.path).join(ChunkRow, ChunkRow.segment_id == Segment.id).where(ChunkRow.stream_id == stream)
+    query = (
+        select(SegmentRow.path).join(ChunkRow, ChunkRow.segment_id == SegmentRow.id).where(ChunkRow.stream_id == stream)
+    )
     where = service.catalog.read(lambda s: s.scalars(query).one())
     (Path(service.settings.storage_uri) / where).unlink()
     answer = writer.get(path)

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from service import coordinator
 from service.catalog import jobs, streams
 from service.catalog.engine import Catalog
-from service.catalog.tables import Job
+from service.catalog.tables import JobRow
 from service.streams.errors import IllegalTransition, InstanceGone
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
@@ -19,7 +19,7 @@ SMALLER = JobChange(max_batch_records=3)
 
 
 @pytest.fixture
-def job(catalog: Catalog) -> Job:
+def job(catalog: Catalog) -> JobRow:
     make_stream(catalog)
     return make_job(catalog)
 
@@ -39,7 +39,7 @@ def fail(catalog: Catalog, worker: SlotDouble) -> None:
     catalog.write(coordinator.fail_task, worker.id, **fault)
 
 
-def test_a_slot_of_a_failed_job_that_has_not_left_yet_is_gone_with_the_change(catalog: Catalog, job: Job) -> None:
+def test_a_slot_of_a_failed_job_that_has_not_left_yet_is_gone_with_the_change(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     worker = slot(catalog, instance, job)
     fail(catalog, worker)
@@ -51,7 +51,7 @@ def test_a_slot_of_a_failed_job_that_has_not_left_yet_is_gone_with_the_change(ca
     assert slot(catalog, instance, job).joined["job"]["spec"]["max_batch_records"] == 3
 
 
-def test_work_is_handed_out_by_the_changed_spec_and_nothing_is_read_twice(catalog: Catalog, job: Job) -> None:
+def test_work_is_handed_out_by_the_changed_spec_and_nothing_is_read_twice(catalog: Catalog, job: JobRow) -> None:
     post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 10})
     instance = join(catalog)
     worker = slot(catalog, instance, job)
@@ -64,7 +64,7 @@ def test_work_is_handed_out_by_the_changed_spec_and_nothing_is_read_twice(catalo
     assert [at.position for at in catalog.read(jobs.positions, job.id)] == [13, 0, 0, 0]
 
 
-def test_a_change_keeps_state_error_ids_and_stores(catalog: Catalog, job: Job) -> None:
+def test_a_change_keeps_state_error_ids_and_stores(catalog: Catalog, job: JobRow) -> None:
     fail(catalog, slot(catalog, join(catalog), job))
     before = catalog.read(jobs.get_job, "visits")
     stores = [store.id for store in catalog.read(jobs.stores_of, job.id)]
@@ -75,7 +75,7 @@ def test_a_change_keeps_state_error_ids_and_stores(catalog: Catalog, job: Job) -
     assert after.etag == before.etag + 1
 
 
-def test_a_job_that_is_wanted_is_not_changed(catalog: Catalog, job: Job) -> None:
+def test_a_job_that_is_wanted_is_not_changed(catalog: Catalog, job: JobRow) -> None:
     for verb in ("pause", "resume"):
         with pytest.raises(IllegalTransition):
             change(catalog, SMALLER)

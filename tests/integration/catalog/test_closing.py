@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from service.catalog import jobs
 from service.catalog.closing import LOOK_AGAIN_MS
 from service.catalog.engine import Catalog
-from service.catalog.tables import Job, JobTransition, Partition, Stream, Task
+from service.catalog.tables import JobRow, JobTransitionRow, PartitionRow, StreamRow, TaskRow
 from service.coordinator import change_job
 from service.streams.errors import IllegalTransition, UnknownJob
 from tests.integration.catalog.world import (
@@ -29,23 +29,23 @@ IDLE_MS = 5_000
 
 
 @pytest.fixture
-def clicks(catalog: Catalog) -> Stream:
+def clicks(catalog: Catalog) -> StreamRow:
     return make_stream(catalog, partitions=2)
 
 
 @pytest.fixture
-def job(catalog: Catalog, clicks: Stream) -> Job:
+def job(catalog: Catalog, clicks: StreamRow) -> JobRow:
     return make_job(catalog, idle_close_after_ms=IDLE_MS)
 
 
 @pytest.fixture
-def worker(catalog: Catalog, job: Job) -> SlotDouble:
+def worker(catalog: Catalog, job: JobRow) -> SlotDouble:
     return slot(catalog, join(catalog), job)
 
 
 def be_silent(catalog: Catalog, for_ms: int) -> None:
     """All that was published was published `for_ms` earlier than it was."""
-    earlier = update(Partition).values(published_ms=Partition.published_ms - for_ms)
+    earlier = update(PartitionRow).values(published_ms=PartitionRow.published_ms - for_ms)
     catalog.write(lambda s: s.execute(earlier))
 
 
@@ -61,8 +61,8 @@ def advanced(task: Any, to: int | None, reason: str = "idle", **more: Any) -> An
     return commit_of(task, advance={"to": to, "reason": reason}, **more)
 
 
-def tasks(catalog: Catalog) -> dict[str, Task]:
-    return catalog.read(lambda s: {task.name: task for task in s.scalars(select(Task))})
+def tasks(catalog: Catalog) -> dict[str, TaskRow]:
+    return catalog.read(lambda s: {task.name: task for task in s.scalars(select(TaskRow))})
 
 
 def test_a_job_that_read_nothing_has_nothing_to_close(worker: SlotDouble) -> None:
@@ -71,7 +71,7 @@ def test_a_job_that_read_nothing_has_nothing_to_close(worker: SlotDouble) -> Non
 
 
 def test_a_task_is_told_to_close_once_input_is_silent_for_long_enough(
-    catalog: Catalog, clicks: Stream, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
     assert worker.run() == 3
@@ -85,7 +85,7 @@ def test_a_task_is_told_to_close_once_input_is_silent_for_long_enough(
 
 
 def test_input_is_not_idle_while_any_task_of_the_job_still_reads(
-    catalog: Catalog, clicks: Stream, job: Job, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
     assert worker.run() == 3
@@ -99,7 +99,7 @@ def test_input_is_not_idle_while_any_task_of_the_job_still_reads(
 
 
 def test_an_idle_close_publishes_results_and_leaves_positions_where_they_are(
-    catalog: Catalog, clicks: Stream, job: Job, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3}, timestamp=100)
     worker.run()
@@ -119,7 +119,7 @@ def test_an_idle_close_publishes_results_and_leaves_positions_where_they_are(
 
 
 def test_a_task_is_told_again_until_it_finds_nothing_open_and_not_after_that(
-    catalog: Catalog, clicks: Stream, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
     worker.run()
@@ -136,7 +136,7 @@ def test_a_task_is_told_again_until_it_finds_nothing_open_and_not_after_that(
 
 
 def test_an_idle_close_is_refused_when_a_record_came_meanwhile(
-    catalog: Catalog, clicks: Stream, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
     worker.run()
@@ -148,7 +148,9 @@ def test_an_idle_close_is_refused_when_a_record_came_meanwhile(
     assert tasks(catalog)["0_0"].advanced is None
 
 
-def test_what_was_published_and_read_lately_is_no_silence(catalog: Catalog, clicks: Stream, worker: SlotDouble) -> None:
+def test_what_was_published_and_read_lately_is_no_silence(
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
+) -> None:
     post(catalog, clicks, {0: 3})
     worker.run()
     be_silent(catalog, IDLE_MS)
@@ -158,7 +160,7 @@ def test_what_was_published_and_read_lately_is_no_silence(catalog: Catalog, clic
     assert (verdict["status"], verdict["reason"]) == ("refused", "not_idle")
 
 
-def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: Stream) -> None:
+def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: StreamRow) -> None:
     worker = slot(catalog, join(catalog), make_job(catalog, "patient"))
     post(catalog, clicks, {0: 3})
     worker.run()
@@ -168,14 +170,16 @@ def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: Stream
     assert verdict["reason"] == "not_idle"
 
 
-def test_time_moves_by_records_or_by_hand_never_by_both(catalog: Catalog, clicks: Stream, worker: SlotDouble) -> None:
+def test_time_moves_by_records_or_by_hand_never_by_both(
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
+) -> None:
     post(catalog, clicks, {0: 3})
     (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, moves=[(clicks.id, 0, 0, 3)]))
     assert verdict["reason"] == "records_and_advance"
 
 
 def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
-    catalog: Catalog, clicks: Stream, job: Job, worker: SlotDouble
+    catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
     catalog.write(jobs.flush_job, "visits", who="me")
@@ -193,7 +197,7 @@ def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
     assert (task["advance"], task["work"]["from"], task["work"]["to"]) == (None, 3, 8)
 
 
-def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, job: Job, worker: SlotDouble) -> None:
+def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:
     catalog.write(jobs.flush_job, "visits")
     assert catalog.read(jobs.is_flushing, job.id)
     assert worker.commit(*(advanced(task, None, "flush") for task in worker.tasks()))[1]["status"] == "accepted"
@@ -207,17 +211,17 @@ def test_a_flush_that_nobody_asked_for_is_refused(worker: SlotDouble) -> None:
     assert (verdict["status"], verdict["reason"]) == ("refused", "not_to_flush")
 
 
-def test_a_flush_outlives_its_slot(catalog: Catalog, job: Job, worker: SlotDouble) -> None:
+def test_a_flush_outlives_its_slot(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:
     catalog.write(jobs.flush_job, "visits")
     worker.leave()
     assert advances(slot(catalog, join(catalog), job)) == {"0_0": "flush", "0_1": "flush"}
 
 
 def test_only_a_job_that_works_can_be_flushed_and_the_history_says_who_asked(
-    catalog: Catalog, job: Job, worker: SlotDouble
+    catalog: Catalog, job: JobRow, worker: SlotDouble
 ) -> None:
     catalog.write(jobs.flush_job, "visits", who="anna")
-    newest: JobTransition = catalog.read(jobs.transitions_of, job.id)[0]
+    newest: JobTransitionRow = catalog.read(jobs.transitions_of, job.id)[0]
     assert (newest.reason, newest.who, newest.to_state) == ("flush", "anna", newest.from_state)
     catalog.write(change_job, "visits", "pause")
     with pytest.raises(IllegalTransition):

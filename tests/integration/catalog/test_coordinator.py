@@ -8,7 +8,7 @@ from sqlalchemy import update
 from service import coordinator
 from service.catalog import groups, jobs, segments, streams
 from service.catalog.engine import Catalog, job_topic, stream_topic
-from service.catalog.tables import Job, Slot, new_id
+from service.catalog.tables import JobRow, SlotRow, new_id
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
 from tests.integration.catalog.world import (
     SlotDouble,
@@ -31,12 +31,12 @@ POISONED = {"code": "expression_failed", "operator": "once", "partition": 1, "of
 
 
 @pytest.fixture
-def job(catalog: Catalog) -> Job:
+def job(catalog: Catalog) -> JobRow:
     make_stream(catalog)
     return make_job(catalog)
 
 
-def reasons(catalog: Catalog, job: Job) -> list[str]:
+def reasons(catalog: Catalog, job: JobRow) -> list[str]:
     return [row.reason for row in catalog.read(groups.rebalances_of, job.id)]
 
 
@@ -49,7 +49,7 @@ def test_an_instance_keeps_its_id_under_its_name(catalog: Catalog) -> None:
     assert join(catalog, "one") != join(catalog, "two")
 
 
-def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: Job) -> None:
+def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: JobRow) -> None:
     make_job(catalog, "narrow", parallelism=1)
     make_job(catalog, "halted")
     catalog.write(coordinator.change_job, "halted", "stop")
@@ -59,7 +59,7 @@ def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: Job
     assert answer["lease_ms"] == 10_000
 
 
-def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job: Job) -> None:
+def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     beat = lambda: coordinator.heartbeat(catalog, instance, incarnation="first")["version"]  # noqa: E731
     before = beat()
@@ -68,7 +68,7 @@ def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job
     assert beat() != before
 
 
-def test_a_former_incarnation_is_gone_with_its_slots(catalog: Catalog, job: Job) -> None:
+def test_a_former_incarnation_is_gone_with_its_slots(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     former = slot(catalog, instance, job)
     join(catalog, incarnation="second")
@@ -79,7 +79,7 @@ def test_a_former_incarnation_is_gone_with_its_slots(catalog: Catalog, job: Job)
     coordinator.heartbeat(catalog, instance, incarnation="second")
 
 
-def test_leaving_frees_the_tasks_and_may_be_repeated(catalog: Catalog, job: Job) -> None:
+def test_leaving_frees_the_tasks_and_may_be_repeated(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     slot(catalog, instance, job)
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_leaving_frees_the_tasks_and_may_be_repeated(catalog: Catalog, job: Job)
 # ---------------------------------------------------------------- slots
 
 
-def test_the_first_slot_gets_every_task_and_all_it_needs_to_run(catalog: Catalog, job: Job) -> None:
+def test_the_first_slot_gets_every_task_and_all_it_needs_to_run(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     assert worker.names() == ["0_0", "0_1", "0_2", "0_3"]
     assert worker.joined["job"]["topology"]["sub_topologies"][0]["sources"] == ["clicks"]
@@ -103,7 +103,7 @@ def test_the_first_slot_gets_every_task_and_all_it_needs_to_run(catalog: Catalog
     assert state_of(catalog) == "running"
 
 
-def test_joining_again_under_the_same_id_gets_the_same_answer(catalog: Catalog, job: Job) -> None:
+def test_joining_again_under_the_same_id_gets_the_same_answer(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     worker = slot(catalog, instance, job)
     arguments = {"job_id": job.id, "slot_id": worker.id, "index": 0}
@@ -114,7 +114,7 @@ def test_joining_again_under_the_same_id_gets_the_same_answer(catalog: Catalog, 
         catalog.write(coordinator.join_slot, instance, **arguments)
 
 
-def test_who_may_not_join(catalog: Catalog, job: Job) -> None:
+def test_who_may_not_join(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     with pytest.raises(UnknownInstance):
         slot(catalog, new_id(), job)
@@ -126,7 +126,7 @@ def test_who_may_not_join(catalog: Catalog, job: Job) -> None:
         slot(catalog, instance, job)
 
 
-def test_a_slot_of_the_same_place_fences_the_former_one(catalog: Catalog, job: Job) -> None:
+def test_a_slot_of_the_same_place_fences_the_former_one(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     former = slot(catalog, instance, job, index=2)
     task = former.tasks()[0]
@@ -137,7 +137,7 @@ def test_a_slot_of_the_same_place_fences_the_former_one(catalog: Catalog, job: J
         former.poll()
 
 
-def test_a_second_slot_is_given_its_share_in_the_polls_of_the_first(catalog: Catalog, job: Job) -> None:
+def test_a_second_slot_is_given_its_share_in_the_polls_of_the_first(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     one = slot(catalog, instance, job, index=0)
     one.poll()
@@ -155,7 +155,7 @@ def test_a_second_slot_is_given_its_share_in_the_polls_of_the_first(catalog: Cat
     assert all(row.took_ms is not None for row in catalog.read(groups.rebalances_of, job.id))
 
 
-def test_an_owner_commits_what_it_ran_before_it_hands_over(catalog: Catalog, job: Job) -> None:
+def test_an_owner_commits_what_it_ran_before_it_hands_over(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     one = slot(catalog, instance, job, index=0)
     tasks = one.tasks()
@@ -163,7 +163,7 @@ def test_an_owner_commits_what_it_ran_before_it_hands_over(catalog: Catalog, job
     assert {verdict["status"] for verdict in one.commit(*map(commit_of, tasks))} == {"accepted"}
 
 
-def test_a_move_to_a_slot_that_is_gone_is_called_off(catalog: Catalog, job: Job) -> None:
+def test_a_move_to_a_slot_that_is_gone_is_called_off(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     one = slot(catalog, instance, job, index=0)
     slot(catalog, instance, job, index=1).leave()
@@ -172,7 +172,7 @@ def test_a_move_to_a_slot_that_is_gone_is_called_off(catalog: Catalog, job: Job)
     assert state_of(catalog) == "running"
 
 
-def test_the_tasks_of_a_slot_that_leaves_go_to_the_others_at_once(catalog: Catalog, job: Job) -> None:
+def test_the_tasks_of_a_slot_that_leaves_go_to_the_others_at_once(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     one, two = slot(catalog, instance, job, index=0), slot(catalog, instance, job, index=1)
     one.poll()
@@ -181,7 +181,7 @@ def test_the_tasks_of_a_slot_that_leaves_go_to_the_others_at_once(catalog: Catal
     assert reasons(catalog, job)[0] == "a slot left"
 
 
-def test_a_second_instance_takes_half(catalog: Catalog, job: Job) -> None:
+def test_a_second_instance_takes_half(catalog: Catalog, job: JobRow) -> None:
     one = slot(catalog, join(catalog, "one"), job)
     two = slot(catalog, join(catalog, "two"), job)
     assert len(one.names()) == 2
@@ -191,7 +191,7 @@ def test_a_second_instance_takes_half(catalog: Catalog, job: Job) -> None:
 # ---------------------------------------------------------------- polls
 
 
-def test_a_poll_is_ready_when_what_is_owned_is_news(catalog: Catalog, job: Job) -> None:
+def test_a_poll_is_ready_when_what_is_owned_is_news(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     first = worker.poll()
     assert first.is_ready
@@ -200,7 +200,7 @@ def test_a_poll_is_ready_when_what_is_owned_is_news(catalog: Catalog, job: Job) 
     assert first.topics == {job_topic(job.id), stream_topic(clicks.id)}
 
 
-def test_a_poll_is_ready_when_there_is_work(catalog: Catalog, job: Job) -> None:
+def test_a_poll_is_ready_when_there_is_work(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     worker.poll()
     clicks = catalog.read(streams.get_stream, "clicks")
@@ -221,7 +221,7 @@ def test_work_is_bounded_by_max_batch_records(catalog: Catalog) -> None:
     assert [worker.run() for _ in range(4)] == [15, 15, 10, 0]
 
 
-def test_an_idle_poll_writes_nothing(catalog: Catalog, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_poll_writes_nothing(catalog: Catalog, job: JobRow, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = slot(catalog, join(catalog), job)
     worker.poll()
     monkeypatch.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
@@ -230,7 +230,7 @@ def test_an_idle_poll_writes_nothing(catalog: Catalog, job: Job, monkeypatch: py
     coordinator.heartbeat(catalog, catalog.read(groups.list_instances)[0].id, incarnation="first")
 
 
-def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: Job) -> None:
+def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     first = lease_of(catalog, worker.id)
     worker.poll()
@@ -240,7 +240,7 @@ def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: J
     assert lease_of(catalog, worker.id) >= first
 
 
-def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: Job) -> None:
+def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     catalog.write(coordinator.change_job, "visits", "pause")
     post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 10})
@@ -253,7 +253,7 @@ def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: J
     assert worker.run() == 10
 
 
-def test_a_stopped_job_drains_slot_by_slot(catalog: Catalog, job: Job) -> None:
+def test_a_stopped_job_drains_slot_by_slot(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     slots = [slot(catalog, instance, job, index=i) for i in range(2)]
     catalog.write(coordinator.change_job, "visits", "stop")
@@ -268,7 +268,7 @@ def test_a_stopped_job_drains_slot_by_slot(catalog: Catalog, job: Job) -> None:
     assert state_of(catalog) == "running"
 
 
-def test_what_retention_took_from_a_job_fails_it(catalog: Catalog, job: Job) -> None:
+def test_what_retention_took_from_a_job_fails_it(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     post(catalog, catalog.read(streams.get_stream, "clicks"), {1: 10})
     age_segments(catalog, 10_000)
@@ -284,7 +284,7 @@ def test_what_retention_took_from_a_job_fails_it(catalog: Catalog, job: Job) -> 
 # ---------------------------------------------------------------- failures
 
 
-def test_a_failing_task_fails_its_job_alone(catalog: Catalog, job: Job) -> None:
+def test_a_failing_task_fails_its_job_alone(catalog: Catalog, job: JobRow) -> None:
     other = make_job(catalog, "other")
     instance = join(catalog)
     worker, bystander = slot(catalog, instance, job), slot(catalog, instance, other)
@@ -298,7 +298,7 @@ def test_a_failing_task_fails_its_job_alone(catalog: Catalog, job: Job) -> None:
     assert catalog.read(jobs.transitions_of, job.id, errors_only=True)[0].error == failed.error
 
 
-def test_only_the_owner_fails_a_task(catalog: Catalog, job: Job) -> None:
+def test_only_the_owner_fails_a_task(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     worker = slot(catalog, instance, job)
     task = worker.tasks()[0]
@@ -310,7 +310,7 @@ def test_only_the_owner_fails_a_task(catalog: Catalog, job: Job) -> None:
     assert state_of(catalog) == "running"
 
 
-def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: Job) -> None:
+def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: JobRow) -> None:
     post(catalog, catalog.read(streams.get_stream, "clicks"), {1: 10})
     worker = slot(catalog, join(catalog), job)
     task = worker.tasks()[1]
@@ -328,14 +328,14 @@ def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: 
 # ---------------------------------------------------------------- leases
 
 
-def live(catalog: Catalog, job: Job) -> tuple[str, SlotDouble, SlotDouble]:
+def live(catalog: Catalog, job: JobRow) -> tuple[str, SlotDouble, SlotDouble]:
     """Two slots on two instances, the coordinator awake."""
     coordinator.tick(catalog)
     other = join(catalog, "two")
     return other, slot(catalog, join(catalog, "one"), job), slot(catalog, other, job)
 
 
-def test_a_slot_without_lease_is_evicted_and_its_tasks_go_on(catalog: Catalog, job: Job) -> None:
+def test_a_slot_without_lease_is_evicted_and_its_tasks_go_on(catalog: Catalog, job: JobRow) -> None:
     _, one, two = live(catalog, job)
     one.poll()
     expire_slot(catalog, two.id)
@@ -346,7 +346,7 @@ def test_a_slot_without_lease_is_evicted_and_its_tasks_go_on(catalog: Catalog, j
     assert reasons(catalog, job)[0] == "a slot was lost"
 
 
-def test_an_instance_without_lease_is_evicted_with_its_slots(catalog: Catalog, job: Job) -> None:
+def test_an_instance_without_lease_is_evicted_with_its_slots(catalog: Catalog, job: JobRow) -> None:
     other, one, _ = live(catalog, job)
     one.poll()
     expire_instance(catalog, other)
@@ -357,13 +357,15 @@ def test_an_instance_without_lease_is_evicted_with_its_slots(catalog: Catalog, j
         coordinator.heartbeat(catalog, other, incarnation="first")
 
 
-def test_a_tick_with_nothing_to_do_writes_nothing(catalog: Catalog, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_with_nothing_to_do_writes_nothing(
+    catalog: Catalog, job: JobRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live(catalog, job)
     monkeypatch.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
     assert coordinator.tick(catalog) == 0
 
 
-def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, job: Job) -> None:
+def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, job: JobRow) -> None:
     _, one, two = live(catalog, job)
     one.poll()
     expire_slot(catalog, two.id)
@@ -376,17 +378,17 @@ def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, jo
     assert coordinator.tick(catalog) == 1
 
 
-def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: Job) -> None:
+def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: JobRow) -> None:
     coordinator.tick(catalog)
     former = slot(catalog, join(catalog), job)
     former.leave()
-    catalog.write(lambda s: s.execute(update(Slot).values(gone_ms=0)))
+    catalog.write(lambda s: s.execute(update(SlotRow).values(gone_ms=0)))
     silence_coordinator(catalog, 5_000)
     coordinator.tick(catalog)
-    assert catalog.read(lambda s: s.get(Slot, former.id)) is None
+    assert catalog.read(lambda s: s.get(SlotRow, former.id)) is None
 
 
-def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: Job) -> None:
+def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: JobRow) -> None:
     coordinator.tick(catalog)
     worker = slot(catalog, join(catalog), job)
     catalog.write(lambda s: jobs.lock_tasks(s, job.id)[0].__setattr__("slot_id", None))
@@ -397,7 +399,7 @@ def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: Job) -> None:
 # ---------------------------------------------------------------- the first slots of a job
 
 
-def test_the_first_slot_leaves_their_shares_to_those_that_are_to_follow(catalog: Catalog, job: Job) -> None:
+def test_the_first_slot_leaves_their_shares_to_those_that_are_to_follow(catalog: Catalog, job: JobRow) -> None:
     coordinator.tick(catalog)
     instance = join(catalog, cores=2)
     first = slot(catalog, instance, job, initial_delay_ms=60_000)
@@ -409,7 +411,7 @@ def test_the_first_slot_leaves_their_shares_to_those_that_are_to_follow(catalog:
     assert len(reasons(catalog, job)) == 2
 
 
-def test_slots_of_other_instances_are_waited_for_too_but_not_on_dead_ones(catalog: Catalog, job: Job) -> None:
+def test_slots_of_other_instances_are_waited_for_too_but_not_on_dead_ones(catalog: Catalog, job: JobRow) -> None:
     one, two = join(catalog, "one", cores=2), join(catalog, "two", cores=2)
     gone = join(catalog, "gone", cores=2)
     catalog.write(coordinator.leave_instance, gone, incarnation="first")
@@ -417,7 +419,7 @@ def test_slots_of_other_instances_are_waited_for_too_but_not_on_dead_ones(catalo
     assert len(slot(catalog, two, job, initial_delay_ms=60_000).names()) == 1
 
 
-def test_what_is_kept_free_in_vain_is_given_out(catalog: Catalog, job: Job) -> None:
+def test_what_is_kept_free_in_vain_is_given_out(catalog: Catalog, job: JobRow) -> None:
     coordinator.tick(catalog)
     only = slot(catalog, join(catalog, cores=2), job, initial_delay_ms=60_000)
     assert len(only.names()) == 2
@@ -425,10 +427,10 @@ def test_what_is_kept_free_in_vain_is_given_out(catalog: Catalog, job: Job) -> N
     assert len(only.names()) == 4
 
 
-def test_nobody_is_waited_for_once_a_slot_has_been_there_for_a_while(catalog: Catalog, job: Job) -> None:
+def test_nobody_is_waited_for_once_a_slot_has_been_there_for_a_while(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     slot(catalog, instance, job)
-    catalog.write(lambda s: s.execute(update(Slot).values(joined_ms=Slot.joined_ms - 60_000)))
+    catalog.write(lambda s: s.execute(update(SlotRow).values(joined_ms=SlotRow.joined_ms - 60_000)))
     slot(catalog, instance, job, index=1, initial_delay_ms=30_000)
     assert None not in owners(catalog, job).values()
 
@@ -436,7 +438,7 @@ def test_nobody_is_waited_for_once_a_slot_has_been_there_for_a_while(catalog: Ca
 # ---------------------------------------------------------------- draining an instance
 
 
-def test_a_draining_instance_commits_before_its_slots_leave(catalog: Catalog, job: Job) -> None:
+def test_a_draining_instance_commits_before_its_slots_leave(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog, "one")
     one = slot(catalog, instance, job)
     tasks = one.tasks()

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog import streams
 from service.catalog.engine import EVERYTHING, Catalog, now_ms, wake
-from service.catalog.tables import Meta, Stream
+from service.catalog.tables import MetaRow, StreamRow
 from service.streams.errors import CatalogUnavailable, StreamExists, UnknownStream
 
 
@@ -58,9 +58,9 @@ def test_a_read_can_not_write(catalog: Catalog) -> None:
 
 def test_a_read_sees_one_snapshot(catalog: Catalog) -> None:
     def read(s: Session) -> tuple[list[str], list[str]]:
-        before = list(s.scalars(select(Stream.name)))
+        before = list(s.scalars(select(StreamRow.name)))
         catalog.write(streams.create_stream, "clicks", partitions=1)
-        return before, list(s.scalars(select(Stream.name)))
+        return before, list(s.scalars(select(StreamRow.name)))
 
     assert catalog.read(read) == ([], [])
     assert catalog.read(streams.get_stream, "clicks").partitions == 1
@@ -84,7 +84,7 @@ def test_of_two_that_make_the_same_name_one_is_told(catalog: Catalog) -> None:
 def test_what_a_deadlock_undid_runs_again(catalog: Catalog) -> None:
     """Two transactions lock two rows in opposite order; SQLite has one writer and no such thing."""
     for name in ("a", "b"):
-        catalog.write(lambda s, name: s.add(Meta(name=name, value="0")), name)
+        catalog.write(lambda s, name: s.add(MetaRow(name=name, value="0")), name)
     meeting = threading.Barrier(2, timeout=1)
 
     def swap(s: Session, first: str, second: str) -> None:
@@ -94,13 +94,13 @@ def test_what_a_deadlock_undid_runs_again(catalog: Catalog) -> None:
             meeting.wait()
         lock(s, second).value += "1"
 
-    def lock(s: Session, name: str) -> Meta:
-        return s.scalars(select(Meta).where(Meta.name == name).with_for_update()).one()
+    def lock(s: Session, name: str) -> MetaRow:
+        return s.scalars(select(MetaRow).where(MetaRow.name == name).with_for_update()).one()
 
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(catalog.write, swap, *names) for names in (("a", "b"), ("b", "a"))]:
             future.result()
-    assert catalog.read(lambda s: [s.get_one(Meta, name).value for name in ("a", "b")]) == ["011", "011"]
+    assert catalog.read(lambda s: [s.get_one(MetaRow, name).value for name in ("a", "b")]) == ["011", "011"]
 
 
 def test_a_connection_lost_before_the_commit_is_taken_again(catalog: Catalog) -> None:

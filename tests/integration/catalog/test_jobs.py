@@ -7,7 +7,7 @@ import pytest
 from service import coordinator
 from service.catalog import jobs, segments, streams
 from service.catalog.engine import JOBS, Catalog
-from service.catalog.tables import Job
+from service.catalog.tables import JobRow
 from service.streams.errors import (
     IllegalTransition,
     InternalStream,
@@ -31,7 +31,7 @@ from tests.integration.catalog.world import (
 )
 
 
-def starts(catalog: Catalog, job: Job) -> list[int]:
+def starts(catalog: Catalog, job: JobRow) -> list[int]:
     return [at.position for at in catalog.read(jobs.positions, job.id)]
 
 
@@ -144,7 +144,7 @@ ALLOWED = {
 }
 
 
-def bring(catalog: Catalog, job: Job, state: str) -> None:
+def bring(catalog: Catalog, job: JobRow, state: str) -> None:
     if state != "starting" and state != "stopped":
         slot(catalog, join(catalog), job)
     if state in {"paused", "draining", "stopped"}:

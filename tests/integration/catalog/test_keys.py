@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from service.catalog import ingest_keys, keys
 from service.catalog.engine import Catalog
-from service.catalog.tables import IngestKey, new_id
+from service.catalog.tables import IngestKeyRow, new_id
 from service.streams.errors import UnknownKey
 
 SCOPE = {"api_key_id": "k", "stream_id": "s", "idempotency_key": "once"}
@@ -62,7 +62,7 @@ def test_of_many_at_once_one_is_remembered(catalog: Catalog) -> None:
 
 def test_after_a_day_a_key_is_free_again(catalog: Catalog) -> None:
     def age(by_ms: int) -> None:
-        catalog.write(lambda s: s.execute(update(IngestKey).values(created_ms=IngestKey.created_ms - by_ms)))
+        catalog.write(lambda s: s.execute(update(IngestKeyRow).values(created_ms=IngestKeyRow.created_ms - by_ms)))
 
     catalog.write(ingest_keys.remember, **KEEP)
     age(ingest_keys.KEPT_MS - 60_000)

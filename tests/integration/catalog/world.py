@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service import coordinator
 from service.catalog import jobs, segments, streams
 from service.catalog.engine import Catalog
-from service.catalog.tables import Instance, Job, Meta, Segment, Slot, Stream, Task, new_id
+from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, TaskRow, new_id
 from service.catalog.tasks import TaskCommit, Verdict
 from service.streams.records import ChunkMeta
 from service.streams.topology import graph
@@ -21,7 +21,7 @@ from service.streams.topology.spec import JobSpec
 Answer = dict[str, Any]
 
 
-def chunk(stream: Stream | str, partition: int, records: int, *, timestamp: int = 0) -> ChunkMeta:
+def chunk(stream: StreamRow | str, partition: int, records: int, *, timestamp: int = 0) -> ChunkMeta:
     stream_id = stream if isinstance(stream, str) else stream.id
     return ChunkMeta(stream_id, partition, records, timestamp, timestamp + records - 1, 0, 8 * records, 7)
 
@@ -32,13 +32,13 @@ def register(catalog: Catalog, writer: str = "test") -> str:
     return segment_id
 
 
-def post(catalog: Catalog, stream: Stream, sizes: dict[int, int], *, timestamp: int = 0) -> list[segments.Published]:
+def post(catalog: Catalog, stream: StreamRow, sizes: dict[int, int], *, timestamp: int = 0) -> list[segments.Published]:
     """Publish `sizes[partition]` records to each partition, as one segment."""
     chunks = [chunk(stream, partition, records, timestamp=timestamp) for partition, records in sizes.items()]
     return catalog.write(segments.publish, register(catalog), bytes=100, chunks=chunks)
 
 
-def make_stream(catalog: Catalog, name: str = "clicks", partitions: int = 4) -> Stream:
+def make_stream(catalog: Catalog, name: str = "clicks", partitions: int = 4) -> StreamRow:
     return catalog.write(streams.create_stream, name, partitions=partitions)
 
 
@@ -47,15 +47,15 @@ def spec_of(name: str = "visits", source: str = "clicks", **more: Any) -> JobSpe
     return JobSpec.parse({"name": name, "source": source, "operators": [once], "sink": f"{name}-out"} | more)
 
 
-def submit(catalog: Catalog, spec: JobSpec, **more: Any) -> tuple[Job, bool]:
-    def create(s: Session) -> tuple[Job, bool]:
+def submit(catalog: Catalog, spec: JobSpec, **more: Any) -> tuple[JobRow, bool]:
+    def create(s: Session) -> tuple[JobRow, bool]:
         counts = {source: streams.get_stream(s, source).partitions for source in spec.sources}
         return jobs.create_job(s, spec, graph.compile(spec, counts), **more)
 
     return catalog.write(create)
 
 
-def make_job(catalog: Catalog, name: str = "visits", **more: Any) -> Job:
+def make_job(catalog: Catalog, name: str = "visits", **more: Any) -> JobRow:
     return submit(catalog, spec_of(name, **more))[0]
 
 
@@ -106,7 +106,7 @@ class SlotDouble:
         self.catalog.write(coordinator.leave_slot, self.id)
 
 
-def slot(catalog: Catalog, instance_id: str, job: Job, index: int = 0, **more: Any) -> SlotDouble:
+def slot(catalog: Catalog, instance_id: str, job: JobRow, index: int = 0, **more: Any) -> SlotDouble:
     slot_id = new_id()
     joined = catalog.write(coordinator.join_slot, instance_id, job_id=job.id, slot_id=slot_id, index=index, **more)
     return SlotDouble(catalog, slot_id, joined)
@@ -158,11 +158,11 @@ def ends(catalog: Catalog, name: str) -> list[int]:
     return catalog.read(read)
 
 
-def owners(catalog: Catalog, job: Job) -> dict[str, str | None]:
+def owners(catalog: Catalog, job: JobRow) -> dict[str, str | None]:
     """Task name → slot id."""
 
     def read(s: Session) -> dict[str, str | None]:
-        return {at.name: at.slot_id for at in s.scalars(select(Task).where(Task.job_id == job.id))}
+        return {at.name: at.slot_id for at in s.scalars(select(TaskRow).where(TaskRow.job_id == job.id))}
 
     return catalog.read(read)
 
@@ -171,22 +171,24 @@ def owners(catalog: Catalog, job: Job) -> dict[str, str | None]:
 
 
 def expire_slot(catalog: Catalog, slot_id: str) -> None:
-    catalog.write(lambda s: s.execute(update(Slot).where(Slot.id == slot_id).values(lease_until_ms=0)))
+    catalog.write(lambda s: s.execute(update(SlotRow).where(SlotRow.id == slot_id).values(lease_until_ms=0)))
 
 
 def expire_instance(catalog: Catalog, instance_id: str) -> None:
-    catalog.write(lambda s: s.execute(update(Instance).where(Instance.id == instance_id).values(lease_until_ms=0)))
+    catalog.write(
+        lambda s: s.execute(update(InstanceRow).where(InstanceRow.id == instance_id).values(lease_until_ms=0))
+    )
 
 
 def lease_of(catalog: Catalog, slot_id: str) -> int:
-    return catalog.read(lambda s: s.scalars(select(Slot.lease_until_ms).where(Slot.id == slot_id)).one())
+    return catalog.read(lambda s: s.scalars(select(SlotRow.lease_until_ms).where(SlotRow.id == slot_id)).one())
 
 
 def silence_coordinator(catalog: Catalog, for_ms: int) -> None:
     """The last tick was `for_ms` earlier than it was."""
 
     def shift(s: Session) -> None:
-        seen = s.scalars(select(Meta).where(Meta.name == coordinator.SEEN)).one()
+        seen = s.scalars(select(MetaRow).where(MetaRow.name == coordinator.SEEN)).one()
         seen.value = str(int(seen.value) - for_ms)
 
     catalog.write(shift)
@@ -194,5 +196,5 @@ def silence_coordinator(catalog: Catalog, for_ms: int) -> None:
 
 def age_segments(catalog: Catalog, by_ms: int) -> None:
     """Every segment was announced, published and dropped `by_ms` earlier than it was."""
-    shifted = {column: getattr(Segment, column) - by_ms for column in ("created_ms", "published_ms", "dropped_ms")}
-    catalog.write(lambda s: s.execute(update(Segment).values(**shifted)))
+    shifted = {column: getattr(SegmentRow, column) - by_ms for column in ("created_ms", "published_ms", "dropped_ms")}
+    catalog.write(lambda s: s.execute(update(SegmentRow).values(**shifted)))
