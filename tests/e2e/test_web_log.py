@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.running import Running
+from tests import web_log
 from tests.driving import Record, caught_up, contents, expected, make_stream, post
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
-LOG = Path(os.environ.get("MILLRACE_ACCESS_LOG", ROOT.parent / "shared" / "data" / "access-log.ndjson.gz"))
 HOUR_MS = 3_600_000
 PARTITIONS = 4
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[Record]:
-    with gzip.open(LOG, "rt") as lines:
-        records = [json.loads(line) for line in lines]
-    assert len(records) == 9_999
-    return records
+    return web_log.requests()
 
 
 @pytest.mark.parametrize("batch", [500_000, 137])

@@ -4,10 +4,8 @@ twin's; looked up in Redis, which forgets all in the middle of the run, and then
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,13 +17,11 @@ import pytest
 import redis
 
 from benchmarks.running import ARROW, NDJSON, Running, wait_until
-from tests import naive, services
+from tests import naive, services, web_log
 from tests.driving import Record, all_records, caught_up, make_stream, post
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
-LOG = Path(os.environ.get("MILLRACE_ACCESS_LOG", ROOT.parent / "shared" / "data" / "access-log.ndjson.gz"))
 MINUTE_MS, YEAR_MS = 60_000, 366 * 24 * 3_600_000
 GAP_MS, GRACE_MS = 30 * MINUTE_MS, MINUTE_MS
 PARTITIONS = 4
@@ -122,9 +118,7 @@ def plain(record: Record) -> Record:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with gzip.open(LOG, "rt") as lines:
-        requests = [json.loads(line) for line in lines]
-    assert len(requests) == 9_999
+    requests = web_log.requests()
     data_dir = tmp_path_factory.mktemp("web-log") / "data"
     with services.redis_server() as url:  # one of its own: it is to forget everything
         with Running(data_dir, environment={"MILLRACE_REDIS_URL": url}) as running:
