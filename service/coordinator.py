@@ -23,21 +23,12 @@ from typing import NamedTuple, TypedDict
 from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog import closing
+from service.catalog import idle_and_flush
 from service.catalog import tasks as work
 from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
-from service.catalog.jobs import (
-    DRAINING,
-    STAFFED,
-    WORKING,
-    fail_job,
-    lock_job,
-    lock_tasks,
-    move,
-    set_spec,
-    settle,
-    streams_of,
-)
+from service.catalog.job_creation import set_spec
+from service.catalog.job_states import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle
+from service.catalog.jobs import streams_of
 from service.catalog.tables import InstanceRow, JobRow, Json, MetaRow, RebalanceRow, SkipRow, SlotRow, StoreRow, TaskRow
 from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
 from service.streams.assignment import sticky
@@ -389,7 +380,7 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     tasks = work.assigned_to(s, slot_id)
     topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
     staying = [task for task in tasks if task.target_slot_id is None]
-    to_advance = closing.to_advance(s, now.job_id, now.idle_close_after_ms, staying if now.is_working else [])
+    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, staying if now.is_working else [])
     described = work.describe(
         s,
         slot_id,
@@ -525,7 +516,7 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
 
 
 def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
-    """Give a locked job that is stopped or failed another specification (`jobs.set_spec`). Raises IllegalTransition.
+    """Give a locked job that is stopped or failed another specification. Raises IllegalTransition.
 
     A slot that has not left yet knows the former one: it is ended, so that it joins anew where the job goes on.
     """

@@ -1,7 +1,7 @@
 """Jobs over HTTP: submit, look, wait, pause, stop, delete, simulate.
 
-Knows the shapes of requests and answers. Refuses to know states and their order (`service.catalog.jobs`) and what a
-specification means (`service.streams.topology`).
+Knows the shapes of requests and answers. Refuses to know states and their order (`service.catalog.job_states`) and what
+a specification means (`service.streams.topology`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, 
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page, short_page
 from service.auth import Admin, Reader, Writer
-from service.catalog import jobs, segments, streams
+from service.catalog import job_creation, job_states, jobs, segments, start_positions, streams
 from service.catalog.engine import progress_topic
 from service.catalog.tables import JobRow, JobTransitionRow
 from service.problems import ProblemError, declared
@@ -39,7 +39,7 @@ from service.streams.topology.spec import JobSpec
 
 router = APIRouter(tags=["jobs"])
 
-ENDED = frozenset({jobs.FAILED, jobs.STOPPED})  # nothing more comes
+ENDED = frozenset({job_states.FAILED, job_states.STOPPED})  # nothing more comes
 SIMULATIONS_AT_ONCE = 2  # each may take some hundred MB and a processor
 SIMULATION_WAIT_S = 10.0
 LOOK_AGAIN_S = 1.0  # at least this often while waiting, should a wake-up of another process be lost
@@ -359,7 +359,7 @@ async def skip_record(request: Request, job: str, _: Admin) -> Response:
 @router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409))
 def delete_job(request: Request, job: str, _: Writer) -> Response:
     """Delete a stopped job with its stores and internal streams; its sinks stay."""
-    request.state.catalog.write(jobs.delete_job, job)
+    request.state.catalog.write(job_creation.delete_job, job)
     return Response(status_code=204)
 
 
@@ -394,7 +394,7 @@ def _compile(s: Session, spec: JobSpec) -> Topology:
 
 def _validate(s: Session, spec: JobSpec) -> Topology:
     topology = _compile(s, spec)
-    jobs.find_equal(s, spec, topology)
+    job_creation.find_equal(s, spec, topology)
     return topology
 
 
@@ -406,8 +406,8 @@ def _create(request: Request, spec: JobSpec, who: str) -> Response:
     return answer(view, 201 if is_new else 200, headers=headers)
 
 
-def _submit(s: Session, spec: JobSpec, who: str, start: jobs.Start) -> tuple[dict[str, Any], bool]:
-    job, is_new = jobs.create_job(s, spec, _compile(s, spec), who=who, start=start)
+def _submit(s: Session, spec: JobSpec, who: str, start: job_creation.Start) -> tuple[dict[str, Any], bool]:
+    job, is_new = job_creation.create_job(s, spec, _compile(s, spec), who=who, start=start)
     return _view(s, job), is_new
 
 
@@ -428,7 +428,7 @@ def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int
     for name in spec.sources:
         stream = streams.find_stream(s, name)
         for partition in range(stream.partitions if stream is not None else 0):
-            first = jobs.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
+            first = start_positions.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
             if first is not None:
                 chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
                 found.append((name, partition, first, chunk))
@@ -445,8 +445,8 @@ def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:
 
 
 def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -> dict[str, Any]:
-    job = jobs.lock_job(s, name=name)
-    jobs.require_changeable(job)
+    job = job_states.lock_job(s, name=name)
+    job_states.require_changeable(job)
     if tag.rpartition("-")[0] != _version(job.id, job.etag):
         raise StaleTag(name)
     spec = change.applied_to(JobSpec.parse(job.spec))
@@ -457,12 +457,12 @@ def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -
 
 
 def _flush(s: Session, name: str, who: str) -> dict[str, Any]:
-    jobs.flush_job(s, name, who=who)
+    job_states.flush_job(s, name, who=who)
     return _view_of(s, name)
 
 
 def _skip(s: Session, name: str, wanted: SkipRequest) -> dict[str, Any]:
-    jobs.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
+    job_states.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
     return _view_of(s, name)
 
 

@@ -20,9 +20,9 @@ from typing import Any, NotRequired, TypedDict, cast
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog import closing
-from service.catalog.closing import Advance, Reason
+from service.catalog import idle_and_flush
 from service.catalog.engine import now_ms, progress_topic, wake
+from service.catalog.idle_and_flush import Advance, Reason
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
 from service.catalog.tables import (
     INPUT_PARTITION,
@@ -274,7 +274,7 @@ class _Committing:
         advances = [(commit["task"], commit.get("advance")) for commit in self._commits]
         idle = {task_id for task_id, advance in advances if advance is not None and advance["reason"] == "idle"}
         jobs = {task.job_id for task_id, task in self._tasks.items() if task_id in idle}
-        return closing.source_partitions(self._s, jobs) if jobs else set()
+        return idle_and_flush.source_partitions(self._s, jobs) if jobs else set()
 
     def _judge(self, commit: TaskCommit) -> Verdict:
         task = self._tasks.get(commit["task"])
@@ -305,9 +305,9 @@ class _Committing:
         if commit["positions"]:
             return "records_and_advance"
         if advance["reason"] == "idle":
-            return None if closing.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
+            return None if idle_and_flush.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
         inputs = [at for (task_id, *_), at in self._inputs.items() if task_id == task.id]
-        return None if closing.is_flush_due(task.flush_at, inputs) else "not_to_flush"
+        return None if idle_and_flush.is_flush_due(task.flush_at, inputs) else "not_to_flush"
 
     def _objection_to_segment(self, segment: SegmentToPublish | None) -> str | None:
         if segment is None:
@@ -328,7 +328,7 @@ class _Committing:
             self._move(task, moved)
             task.is_closed = False
         if (advance := commit.get("advance")) is not None:
-            closing.note(task, advance, self._at_ms)
+            idle_and_flush.note(task, advance, self._at_ms)
         task.version += 1
         verdict = _verdict(commit, "accepted", None, task.version, [at._asdict() for at in published])
         task.last_commit_id, task.last_commit_result = commit["commit_id"], dict(verdict)

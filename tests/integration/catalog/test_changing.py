@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from service import coordinator
-from service.catalog import jobs, streams
+from service.catalog import job_states, jobs, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import JobRow
 from service.streams.errors import IllegalTransition, InstanceGone
@@ -26,7 +26,7 @@ def job(catalog: Catalog) -> JobRow:
 
 def change(catalog: Catalog, wanted: JobChange) -> None:
     def write(s: Session) -> None:
-        found = jobs.lock_job(s, name="visits")
+        found = job_states.lock_job(s, name="visits")
         spec = wanted.applied_to(JobSpec.parse(found.spec))
         coordinator.change_spec(s, found, spec, graph.compile(spec, {"clicks": 4}), who="somebody")
 

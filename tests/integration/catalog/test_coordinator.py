@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import update
 
 from service import coordinator
-from service.catalog import groups, jobs, segments, streams
+from service.catalog import groups, job_creation, job_states, jobs, segments, streams
 from service.catalog.engine import Catalog, job_topic, stream_topic
 from service.catalog.tables import JobRow, SlotRow, new_id
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
@@ -121,7 +121,7 @@ def test_who_may_not_join(catalog: Catalog, job: JobRow) -> None:
     catalog.write(coordinator.change_job, "visits", "stop")
     with pytest.raises(IllegalTransition):
         slot(catalog, instance, job)
-    catalog.write(jobs.delete_job, "visits")
+    catalog.write(job_creation.delete_job, "visits")
     with pytest.raises(UnknownJob):
         slot(catalog, instance, job)
 
@@ -316,7 +316,7 @@ def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: 
     task = worker.tasks()[1]
     fail = {"task_id": task["task"], "epoch": task["epoch"], "error": POISONED}
     catalog.write(coordinator.fail_task, worker.id, **fail)
-    catalog.write(jobs.skip_record, "visits", partition=1, offset=7)
+    catalog.write(job_states.skip_record, "visits", partition=1, offset=7)
     catalog.write(coordinator.change_job, "visits", "restart")
     assert catalog.read(jobs.get_job, "visits").error is None
     assert [at["skips"] for at in worker.tasks()] == [[], [7], [], []]
@@ -391,7 +391,7 @@ def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: JobRow) -
 def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: JobRow) -> None:
     coordinator.tick(catalog)
     worker = slot(catalog, join(catalog), job)
-    catalog.write(lambda s: jobs.lock_tasks(s, job.id)[0].__setattr__("slot_id", None))
+    catalog.write(lambda s: job_states.lock_tasks(s, job.id)[0].__setattr__("slot_id", None))
     coordinator.tick(catalog)
     assert len(worker.names()) == 4
 

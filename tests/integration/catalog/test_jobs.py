@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service import coordinator
-from service.catalog import jobs, segments, streams
+from service.catalog import job_creation, job_states, jobs, segments, streams
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import JobRow
 from service.streams.errors import (
@@ -151,7 +151,7 @@ def bring(catalog: Catalog, job: JobRow, state: str) -> None:
         verb = "pause" if state == "paused" else "stop"
         catalog.write(coordinator.change_job, "visits", verb)
     if state == "failed":
-        catalog.write(lambda s: jobs.fail_job(s, jobs.lock_job(s, name="visits"), {"detail": "why"}))
+        catalog.write(lambda s: job_states.fail_job(s, job_states.lock_job(s, name="visits"), {"detail": "why"}))
     assert state_of(catalog) == state
 
 
@@ -194,13 +194,13 @@ def test_only_a_failed_job_skips(catalog: Catalog) -> None:
     post(catalog, make_stream(catalog, partitions=1), {0: 10})
     make_job(catalog)
     with pytest.raises(IllegalTransition):
-        catalog.write(jobs.skip_record, "visits", partition=0, offset=3)
+        catalog.write(job_states.skip_record, "visits", partition=0, offset=3)
 
 
 def test_a_skip_may_be_repeated(catalog: Catalog) -> None:
     failed(catalog)
     for _ in range(2):
-        catalog.write(jobs.skip_record, "visits", partition=0, offset=3, stream="clicks")
+        catalog.write(job_states.skip_record, "visits", partition=0, offset=3, stream="clicks")
 
 
 @pytest.mark.parametrize(("offset", "partition", "error"), [(10, 0, InvalidSpec), (0, 1, UnknownPartition)])
@@ -209,7 +209,7 @@ def test_what_is_not_there_is_not_skipped(
 ) -> None:
     failed(catalog)
     with pytest.raises(error):
-        catalog.write(jobs.skip_record, "visits", partition=partition, offset=offset)
+        catalog.write(job_states.skip_record, "visits", partition=partition, offset=offset)
 
 
 # ---------------------------------------------------------------- deleting
@@ -222,12 +222,12 @@ def test_deleting_takes_stores_and_internal_streams_and_leaves_sinks(catalog: Ca
     worker = slot(catalog, join(catalog), job)
     worker.run()
     with pytest.raises(IllegalTransition):
-        catalog.write(jobs.delete_job, "visits")
+        catalog.write(job_creation.delete_job, "visits")
     with pytest.raises(StreamInUse):
         catalog.write(streams.delete_stream, "clicks")
     catalog.write(coordinator.change_job, "visits", "stop")
     worker.leave()
-    catalog.write(jobs.delete_job, "visits")
+    catalog.write(job_creation.delete_job, "visits")
     assert [at.name for at in catalog.read(streams.list_streams)] == ["clicks", "visits-out"]
     assert ends(catalog, "visits-out") == [10, 10, 10, 10]
     assert catalog.write(segments.drop_unreferenced) == 0
@@ -243,5 +243,5 @@ def test_a_job_made_again_has_new_ids(catalog: Catalog) -> None:
         store = catalog.read(jobs.stores_of, job.id)[0]
         ids |= {job.id, store.id, store.changelog_stream_id}
         catalog.write(coordinator.change_job, "visits", "stop")
-        catalog.write(jobs.delete_job, "visits")
+        catalog.write(job_creation.delete_job, "visits")
     assert len(ids) == 6

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service import coordinator
-from service.catalog import jobs, segments, streams
+from service.catalog import job_creation, jobs, segments, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, TaskRow, new_id
 from service.catalog.tasks import TaskCommit, Verdict
@@ -50,7 +50,7 @@ def spec_of(name: str = "visits", source: str = "clicks", **more: Any) -> JobSpe
 def submit(catalog: Catalog, spec: JobSpec, **more: Any) -> tuple[JobRow, bool]:
     def create(s: Session) -> tuple[JobRow, bool]:
         counts = {source: streams.get_stream(s, source).partitions for source in spec.sources}
-        return jobs.create_job(s, spec, graph.compile(spec, counts), **more)
+        return job_creation.create_job(s, spec, graph.compile(spec, counts), **more)
 
     return catalog.write(create)
 

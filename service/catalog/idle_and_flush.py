@@ -1,4 +1,4 @@
-"""Closing without a record: which tasks may move their stream time by hand, because input is idle or somebody asked.
+"""Closing without a record: which tasks may advance their stream time because input is idle or a flush was asked for.
 
 It knows what `idle` is, by the catalog's clock, and up to where a flush must have read (semantics.md, Idle close and
 flush). It refuses to know what is open in a task and to which time it goes: its slot finds that, and commits it.
@@ -20,7 +20,7 @@ LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another 
 
 
 class Advance(TypedDict):
-    """What a commit says of it: stream time was moved `to` (None: nothing was open), and what for."""
+    """An advance in a commit: stream time was moved `to` (ms; None: nothing was open), and the reason."""
 
     to: int | None
     reason: Reason
@@ -74,7 +74,7 @@ _SILENCE = select(
 
 
 def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
-    """Which of the tasks of a slot shall be told to advance."""
+    """The tasks of a slot that are due to advance."""
     flushing: dict[str, Reason] = {}
     waiting: dict[str, Reason] = {}
     for task in tasks:

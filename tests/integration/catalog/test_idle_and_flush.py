@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.catalog import jobs
-from service.catalog.closing import LOOK_AGAIN_MS
+from service.catalog import job_states, jobs
 from service.catalog.engine import Catalog
+from service.catalog.idle_and_flush import LOOK_AGAIN_MS
 from service.catalog.tables import JobRow, JobTransitionRow, PartitionRow, StreamRow, TaskRow
 from service.coordinator import change_job
 from service.streams.errors import IllegalTransition, UnknownJob
@@ -182,7 +182,7 @@ def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
     catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
-    catalog.write(jobs.flush_job, "visits", who="me")
+    catalog.write(job_states.flush_job, "visits", who="me")
     task = told(worker, "0_0")
     assert (task["advance"], task["work"]["to"]) == (None, 3)
     assert worker.commit(advanced(task, 7_000, "flush"))[0]["reason"] == "not_to_flush"
@@ -198,7 +198,7 @@ def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
 
 
 def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:
-    catalog.write(jobs.flush_job, "visits")
+    catalog.write(job_states.flush_job, "visits")
     assert catalog.read(jobs.is_flushing, job.id)
     assert worker.commit(*(advanced(task, None, "flush") for task in worker.tasks()))[1]["status"] == "accepted"
     assert not catalog.read(jobs.is_flushing, job.id)
@@ -212,7 +212,7 @@ def test_a_flush_that_nobody_asked_for_is_refused(worker: SlotDouble) -> None:
 
 
 def test_a_flush_outlives_its_slot(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:
-    catalog.write(jobs.flush_job, "visits")
+    catalog.write(job_states.flush_job, "visits")
     worker.leave()
     assert advances(slot(catalog, join(catalog), job)) == {"0_0": "flush", "0_1": "flush"}
 
@@ -220,11 +220,11 @@ def test_a_flush_outlives_its_slot(catalog: Catalog, job: JobRow, worker: SlotDo
 def test_only_a_job_that_works_can_be_flushed_and_the_history_says_who_asked(
     catalog: Catalog, job: JobRow, worker: SlotDouble
 ) -> None:
-    catalog.write(jobs.flush_job, "visits", who="anna")
+    catalog.write(job_states.flush_job, "visits", who="anna")
     newest: JobTransitionRow = catalog.read(jobs.transitions_of, job.id)[0]
     assert (newest.reason, newest.who, newest.to_state) == ("flush", "anna", newest.from_state)
     catalog.write(change_job, "visits", "pause")
     with pytest.raises(IllegalTransition):
-        catalog.write(jobs.flush_job, "visits")
+        catalog.write(job_states.flush_job, "visits")
     with pytest.raises(UnknownJob):
-        catalog.write(jobs.flush_job, "nobody")
+        catalog.write(job_states.flush_job, "nobody")

@@ -1,0 +1,221 @@
+"""Jobs: made with all that belongs to them, given another specification, deleted.
+
+It knows which rows a compiled topology becomes. It refuses to know operators (a topology comes compiled) and states
+(`job_states`).
+
+Locks are taken in the order of the catalog: jobs, tasks, then partitions by id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
+from service.catalog.job_states import (
+    MAY_DELETE,
+    STARTING,
+    STOP_FIRST,
+    lock_job,
+    lock_tasks,
+    note_transition,
+    require_changeable,
+)
+from service.catalog.jobs import streams_of
+from service.catalog.start_positions import start_of, start_offset
+from service.catalog.streams import (
+    create_stream,
+    find_stream,
+    get_stream,
+    lock_partitions_of,
+    partitions_of,
+    remove_streams,
+)
+from service.catalog.tables import (
+    JobRow,
+    JobStreamRow,
+    JobTransitionRow,
+    Json,
+    RebalanceRow,
+    SkipRow,
+    SlotRow,
+    StoreRow,
+    StreamRow,
+    TaskPositionRow,
+    TaskRow,
+)
+from service.streams.errors import IllegalTransition, InternalStream, InvalidSpec, JobExists, Problem, StreamExists
+from service.streams.topology.graph import SubTopology, Topology
+from service.streams.topology.spec import JobSpec, StartOffsets
+
+Start = Mapping[tuple[str, int], int]
+
+
+def create_job(
+    s: Session, spec: JobSpec, topology: Topology, *, who: str = "", start: Start | None = None
+) -> tuple[JobRow, bool]:
+    """Make a job with its sinks, stores, changelogs, tasks and positions; False: an equal one was there.
+
+    `start` overrides where single partitions (stream name, partition) begin: a start at a timestamp is otherwise as
+    fine as a chunk (see `chunk_at_timestamp`). Raises what `find_equal` does, and UnknownStream.
+    """
+    known = find_equal(s, spec, topology)
+    if known is not None:
+        return known, False
+    job = JobRow(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
+    s.add(job)
+    s.flush()
+    note_transition(s, job, None, STARTING, "created", who)
+    for sub_topology in topology.sub_topologies:
+        _add_sub_topology(s, job, spec, sub_topology, start or {})
+    wake(s, JOBS)
+    return job, True
+
+
+def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
+    """The job that is there and equal to this one; None: it can be made.
+
+    Raises, each with its pointer, JobExists, InternalStream (a sink), StreamExists (in the place of an internal
+    stream), InvalidSpec (where it starts).
+    """
+    known = s.scalars(select(JobRow).where(JobRow.name == spec.name)).one_or_none()
+    if known is not None:
+        if known.spec_sha256 != _digest(spec.to_json()):
+            raise JobExists(spec.name).at("/name")
+        return known
+    for i, sink in enumerate(spec.sinks):
+        there = find_stream(s, sink.stream)
+        if there is not None and there.kind != "user":
+            raise InternalStream(sink.stream).at("/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream")
+    for name in topology.internal_streams():
+        if find_stream(s, name) is not None:
+            way_out = "the job would keep its own there; delete it, or name the job otherwise"
+            raise StreamExists(name, way_out).at("/name")
+    if isinstance(spec.start, StartOffsets):
+        for source in spec.sources:
+            for partition in partitions_of(s, get_stream(s, source).id):
+                start_offset(spec.start.offsets, partition)
+    return None
+
+
+def set_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+    """Give a locked job another specification, for the same streams, stores and tasks. Raises IllegalTransition."""
+    require_changeable(job)
+    columns = _specified(spec, topology)
+    if columns["spec_sha256"] == job.spec_sha256:
+        return
+    for column, value in columns.items():
+        setattr(job, column, value)
+    job.etag += 1
+    note_transition(s, job, job.state, job.state, reason or "changed", who)
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def delete_job(s: Session, name: str) -> None:
+    """Delete a stopped job, its stores and internal streams; sinks stay. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    if job.state not in MAY_DELETE:
+        raise IllegalTransition(job.state, "be deleted", STOP_FIRST)
+    tasks = [task.id for task in lock_tasks(s, job.id)]
+    internal = [stream.id for stream in streams_of(s, job.id, "internal")]
+    s.execute(delete(TaskPositionRow).where(TaskPositionRow.task_id.in_(tasks)))
+    for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, RebalanceRow, SlotRow):
+        s.execute(delete(table).where(table.job_id == job.id))
+    remove_streams(s, internal)
+    s.delete(job)
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def _specified(spec: JobSpec, topology: Topology) -> Json:
+    """The columns of a job that its specification gives."""
+    body = spec.to_json()
+    return {
+        "spec": body,
+        "spec_sha256": _digest(body),
+        "topology": topology.to_json(),
+        "parallelism": spec.parallelism,
+        "max_batch_records": spec.max_batch_records,
+        "idle_close_after_ms": spec.idle_close_after_ms,
+    }
+
+
+def _digest(body: Json) -> str:
+    """Equal bodies have equal digests, in whatever order their fields were written."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, start: Start) -> None:
+    sources = [get_stream(s, name) for name in sub_topology.sources]
+    for source in sources:
+        if source.partitions != sub_topology.partitions:
+            raise InvalidSpec([Problem("/source", f"{source.name!r} has {source.partitions} partitions by now")])
+    _relate(s, job, sources, "source")
+    _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
+    _add_stores(s, job, sub_topology)
+    if sub_topology.dropped is not None:
+        kept = create_stream(s, sub_topology.dropped, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
+        _relate(s, job, [kept], "internal")
+    at = now_ms(s)
+    tasks = [
+        TaskRow(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)
+        for p in range(sub_topology.partitions)
+    ]
+    s.add_all(tasks)
+    s.flush()
+    _add_positions(s, spec, tasks, sources, start)
+
+
+def _sink(s: Session, name: str, partitions: int) -> StreamRow:
+    stream = find_stream(s, name) or create_stream(s, name, partitions=partitions)
+    if stream.kind != "user":
+        raise InternalStream(name)
+    return stream
+
+
+def _relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str) -> None:
+    s.add_all(JobStreamRow(job_id=job.id, stream_id=stream.id, role=role) for stream in streams)
+    s.flush()
+
+
+def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
+    for store in sub_topology.stores():
+        changelog = create_stream(
+            s, store.changelog, partitions=sub_topology.partitions, kind="changelog", job_id=job.id
+        )
+        _relate(s, job, [changelog], "internal")
+        s.add(
+            StoreRow(
+                name=store.name,
+                job_id=job.id,
+                operator=store.operator,
+                type=store.type,
+                kind=store.kind,
+                sub_topology=sub_topology.id,
+                changelog_stream_id=changelog.id,
+                spec=asdict(store),
+            )
+        )
+    s.flush()
+
+
+def _add_positions(s: Session, spec: JobSpec, tasks: list[TaskRow], sources: list[StreamRow], start: Start) -> None:
+    """One position per task and source. The partitions are locked: retention can not pass them meanwhile."""
+    names = {source.id: source.name for source in sources}
+    by_partition = {task.partition: task for task in tasks}
+    rows = []
+    for partition in lock_partitions_of(s, names):
+        given = start.get((names[partition.stream_id], partition.partition))
+        rows.append(
+            {
+                "task_id": by_partition[partition.partition].id,
+                "stream_id": partition.stream_id,
+                "partition": partition.partition,
+                "position": start_of(s, spec, partition) if given is None else given,
+            }
+        )
+    s.execute(insert(TaskPositionRow), rows)

@@ -1,0 +1,156 @@
+"""A job's states: the one table of transitions between them, and the verbs that a state allows.
+
+It refuses to know operators and who should own a task (`service.coordinator`).
+
+Locks are taken in the order of the catalog: jobs, tasks, then partitions by id.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
+from service.catalog.idle_and_flush import ask_to_flush
+from service.catalog.jobs import positions, streams_of
+from service.catalog.tables import (
+    JobRow,
+    JobTransitionRow,
+    Json,
+    SkipRow,
+    SlotRow,
+    TaskRow,
+)
+from service.streams.errors import IllegalTransition, InvalidSpec, Problem, UnknownJob, UnknownPartition
+
+STARTING, RUNNING, REBALANCING = "starting", "running", "rebalancing"
+PAUSED, DRAINING, STOPPED, FAILED = "paused", "draining", "stopped", "failed"
+WORKING = frozenset({STARTING, RUNNING, REBALANCING})  # work is handed out
+STAFFED = WORKING | {PAUSED}  # slots are wanted
+
+TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
+    # what people ask for
+    "pause": (WORKING, PAUSED),
+    "resume": (frozenset({PAUSED}), STARTING),
+    "stop": (STAFFED | {FAILED}, DRAINING),
+    "restart": (frozenset({STOPPED, FAILED}), STARTING),
+    # what happens
+    "run": (frozenset({STARTING, REBALANCING}), RUNNING),
+    "rebalance": (frozenset({RUNNING}), REBALANCING),
+    "drain": (frozenset({DRAINING}), STOPPED),
+    "fail": (STAFFED | {DRAINING}, FAILED),
+}
+MAY_DELETE = frozenset({STOPPED})
+MAY_SKIP = frozenset({FAILED})
+MAY_CHANGE = frozenset({STOPPED, FAILED})
+STOP_FIRST = "`:stop` it first, and wait until it is stopped"
+
+
+def lock_job(s: Session, *, name: str | None = None, job_id: str | None = None) -> JobRow:
+    """Lock one job by name or id. Raises UnknownJob."""
+    which = JobRow.id == job_id if name is None else JobRow.name == name
+    query = select(JobRow).where(which).with_for_update(key_share=True).execution_options(populate_existing=True)
+    job = s.scalars(query).one_or_none()
+    if job is None:
+        raise UnknownJob(name or job_id or "")
+    return job
+
+
+def lock_tasks(s: Session, job_id: str) -> list[TaskRow]:
+    """Lock the tasks of a job in the order of their ids."""
+    query = select(TaskRow).where(TaskRow.job_id == job_id).order_by(TaskRow.id).with_for_update(key_share=True)
+    return list(s.scalars(query.execution_options(populate_existing=True)))
+
+
+def move(s: Session, job: JobRow, verb: str, *, reason: str = "", who: str = "", error: Json | None = None) -> None:
+    """Take a locked job through one transition. Raises IllegalTransition."""
+    allowed, state = TRANSITIONS[verb]
+    if job.state not in allowed:
+        raise IllegalTransition(job.state, verb)
+    note_transition(s, job, job.state, state, reason or verb, who, error)
+    job.state, job.reason = state, reason or verb
+    job.etag += 1
+    if verb in {"fail", "restart"}:
+        job.error = error
+    wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def settle(s: Session, job: JobRow) -> None:
+    """Let a locked job's state follow from who owns its tasks: running, rebalancing, stopped."""
+    if job.state == DRAINING and not _live_slots(s, job.id):
+        move(s, job, "drain", reason="the last slot left")
+    if job.state not in WORKING:
+        return
+    owners = s.execute(select(TaskRow.slot_id, TaskRow.target_slot_id).where(TaskRow.job_id == job.id)).all()
+    is_owned = all(owner is not None for owner, _ in owners)
+    is_moving = any(target is not None for _, target in owners)
+    if job.state == STARTING and is_owned:
+        move(s, job, "run", reason="every task has an owner")
+    elif job.state == REBALANCING and is_owned and not is_moving:
+        move(s, job, "run", reason="every task is where it should be")
+    elif job.state == RUNNING and not (is_owned and not is_moving):
+        move(s, job, "rebalance", reason="tasks move" if is_owned else "tasks lost their owner")
+
+
+def _live_slots(s: Session, job_id: str) -> bool:
+    live = select(SlotRow.id).where(SlotRow.job_id == job_id, SlotRow.state == "live").limit(1)
+    return s.scalars(live).one_or_none() is not None
+
+
+def fail_job(s: Session, job: JobRow, error: Json) -> None:
+    """Fail a locked job for `error` (`code`, `detail`, …); one that has failed or stopped keeps its reason."""
+    if job.state in TRANSITIONS["fail"][0]:
+        move(s, job, "fail", reason=str(error.get("detail", error.get("code", ""))), error=error)
+
+
+def require_changeable(job: JobRow) -> None:
+    """Nobody runs by its specification. Raises IllegalTransition."""
+    if job.state not in MAY_CHANGE:
+        raise IllegalTransition(job.state, "be changed", STOP_FIRST)
+
+
+def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
+    """Have a job close all that is open once it has read what is there now. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    if job.state not in WORKING:
+        raise IllegalTransition(job.state, "flush")
+    ask_to_flush(s, job.id, lock_tasks(s, job.id))
+    note_transition(s, job, job.state, job.state, "flush", who)
+    return job
+
+
+def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: str | None = None) -> None:
+    """Let a failed job pass over one record of a source that it has not read yet; asking twice changes nothing.
+
+    Raises UnknownJob, IllegalTransition (not failed), UnknownPartition, InvalidSpec (read already).
+    """
+    job = lock_job(s, name=name)
+    if job.state not in MAY_SKIP:
+        raise IllegalTransition(job.state, "skip a record", "only a failed one can")
+    sources = {source.name: source.id for source in streams_of(s, job.id, "source")}
+    at = next((p for p in positions(s, job.id) if p.partition == partition and stream in {None, p.stream}), None)
+    if at is None:
+        raise UnknownPartition(f"{stream or '/'.join(sources)}/{partition}")
+    if not at.position <= offset < at.end:
+        detail = f"the job stands at {at.position} and the partition ends at {at.end}"
+        raise InvalidSpec([Problem("/offset", f"{offset} can not be skipped: {detail}")])
+    key = {"job_id": job.id, "stream_id": sources[at.stream], "partition": partition, "offset": offset}
+    if s.get(SkipRow, key) is None:
+        s.add(SkipRow(**key))
+
+
+def note_transition(
+    s: Session, job: JobRow, from_state: str | None, to_state: str, reason: str, who: str, error: Json | None = None
+) -> None:
+    """Add a line to the history of a locked job; `from_state` equal to `to_state`: the state stays."""
+    s.add(
+        JobTransitionRow(
+            job_id=job.id,
+            at_ms=now_ms(s),
+            from_state=from_state,
+            to_state=to_state,
+            reason=reason,
+            who=who,
+            error=error,
+        )
+    )
