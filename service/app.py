@@ -26,6 +26,7 @@ from service.settings import Settings
 from service.storage.in_place import ReplicasInPlace
 from service.storage.segments import Storage, open_storage
 from service.storage.view import Views
+from service.streams import partitioner
 
 
 class State(TypedDict):
@@ -72,9 +73,12 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.hub = state["hub"]
         state["ingest"].start()
         state["rounds"].start()
+        # 0.5 s of CPU for numba and its kernel, which neither the start nor the first records should wait for
+        loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, b""))
         try:
             yield state
         finally:
+            await loading
             state["hub"].close()
             await state["rounds"].stop()
             await state["lookups"].close()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import clock, codec, measures
-from service.streams.kernels.deduplicate import deduplicate
+from service.streams.kernels import deduplicate as kernel
 from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
 from service.streams.operators.step import OnError, Step, evaluate_for
@@ -82,7 +82,7 @@ class Deduplicate:
         running = clock.observe(obs, timestamps)
         forward = np.empty(len(ids), np.bool_)
         origins = rows.column("offset").to_numpy()
-        deduplicate(
+        kernel.deduplicate(
             ids,
             timestamps,
             running,
