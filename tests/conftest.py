@@ -5,6 +5,7 @@ One Postgres server serves a whole run; each test gets a database of its own, a 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -18,9 +19,11 @@ from hypothesis import settings
 from service.catalog.engine import Catalog, upgrade
 from tests import services
 
-settings.register_profile("millrace", deadline=None)  # a busy machine is not a failing example
-settings.register_profile("quick", deadline=None, max_examples=25)  # for `make check`
-settings.load_profile("millrace")
+# A busy machine is not a failing example. What fails says how to run it again.
+settings.register_profile("fresh", deadline=None, print_blob=True)
+settings.register_profile("quick", settings.get_profile("fresh"), max_examples=25)  # for `make check`
+settings.register_profile("ci", settings.get_profile("fresh"), derandomize=True)  # the same examples in every run
+settings.load_profile("ci" if os.environ.get("CI") else "fresh")
 
 # structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
 shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)

@@ -1,7 +1,8 @@
-"""An instance without Spark, for tests of everything but Spark: a process whose slots are threads.
+"""An instance without Spark, for tests of everything but Spark: a process whose slots are processes forked from it.
 
-It speaks the same protocol and runs the same slots as `spark_jobs.instance`. Run as a program it takes the API's URL,
-its key (in the environment, as MILLRACE_API_KEY) and a folder for replicas; it ends with its parent.
+It speaks the same protocol and runs the same slots as `spark_jobs.instance`; a slot that is killed is started again, as
+Spark does. Run as a program it takes the API's URL, its key (in the environment, as MILLRACE_API_KEY) and a folder for
+replicas; it ends with its parent, and when the API is gone.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
+import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from service.streams.kernels import warm
-from spark_jobs.client import Api, Gone, Place, Unreachable
-from spark_jobs.daemon import die_with_parent
-from spark_jobs.slot import run_slot
-from tests.serving import Serving
+from spark_jobs import daemon
+
+if TYPE_CHECKING:  # what is imported before `daemon.load` may start threads, and then nothing can be forked
+    from spark_jobs.client import Place
+    from tests.serving import Serving
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,11 +29,7 @@ ROOT = Path(__file__).parents[1]
 @contextmanager
 def instance(service: Serving, replica_dir: Path, name: str = "sparkless") -> Iterator[subprocess.Popen[bytes]]:
     """An instance process of a service, until the block ends."""
-    command = [sys.executable, "-m", "tests.sparkless", service.url, str(replica_dir), name]
-    environment = {**os.environ, "MILLRACE_API_KEY": service.secrets["instance"], "PYTHONPATH": str(ROOT)}
-    log = replica_dir.parent / f"{name}.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
+    process = start(service.url, service.secrets["instance"], replica_dir, name)
     try:
         yield process
     finally:
@@ -39,32 +37,67 @@ def instance(service: Serving, replica_dir: Path, name: str = "sparkless") -> It
         process.wait(30)
 
 
+def start(
+    url: str, key: str, replica_dir: Path, name: str = "sparkless", environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """An instance process of the API at `url`; its log is beside `replica_dir`. Does not wait for its join."""
+    command = [sys.executable, "-m", "tests.sparkless", url, str(replica_dir), name]
+    env = {**os.environ, **(environment or {}), "MILLRACE_API_KEY": key, "PYTHONPATH": str(ROOT)}
+    with (replica_dir.parent / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+
+
 def main() -> None:
     """Join, and run what is wanted until killed."""
     url, replica_dir, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    die_with_parent()
-    warm()
+    daemon.die_with_parent()
+    daemon.load()
+    from spark_jobs.client import Api, Gone, Place, Unreachable
+
     key, incarnation = os.environ["MILLRACE_API_KEY"], uuid.uuid4().hex
-    threads: dict[str, list[threading.Thread]] = {}
+    slots: dict[str, list[int]] = {}
     with Api(url, key) as api:
         member = api.join_instance({"name": name, "incarnation": incarnation, "host": "localhost", "cores": 2})
         known = ""
         while True:
             try:
-                wanted = api.heartbeat(member.instance_id, incarnation, {i: len(t) for i, t in threads.items()}, known)
+                wanted = api.heartbeat(member.instance_id, incarnation, {i: len(s) for i, s in slots.items()}, known)
             except (Unreachable, Gone):
                 return
             known = wanted.version
-            threads = {i: alive for i, t in threads.items() if (alive := [one for one in t if one.is_alive()])}
+            slots = {i: living for i, pids in slots.items() if (living := [pid for pid in pids if not _is_over(pid)])}
             for job in wanted.jobs:
-                if job.id not in threads:
+                if job.id not in slots:
                     place = Place(
                         url, key, member.instance_id, member.storage_uri, replica_dir, job.id, member.redis_url
                     )
-                    slots = [threading.Thread(target=run_slot, args=(place, i), daemon=True) for i in range(job.slots)]
-                    threads[job.id] = slots
-                    for slot in slots:
-                        slot.start()
+                    slots[job.id] = [_fork(lambda i=i, at=place: _keep_slot(at, i)) for i in range(job.slots)]
+
+
+def _keep_slot(place: Place, index: int) -> None:
+    """One process after the other is the slot, until one ends by itself."""
+    from spark_jobs.slot import run_slot
+
+    while os.waitstatus_to_exitcode(os.waitpid(_fork(lambda: run_slot(place, index)), 0)[1]) != 0:
+        pass
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """A process that does this work and ends, at the latest with us; its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    daemon.die_with_parent()
+    try:
+        work()
+        os._exit(0)
+    except Exception:  # noqa: BLE001  the end of this process: nothing of the one that forked it may go on here
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _is_over(pid: int) -> bool:
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
 if __name__ == "__main__":
