@@ -3,8 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from service import simulate as simulation
-from service.simulate import SimulateRequest, simulate
+from service.simulate import SimulateRequest, bounds, simulate
+from service.simulate.request import compiled
+from service.simulate.run import Simulation, place_of
 from service.streams.errors import ExpressionFailed, InvalidRecords, InvalidSpec, OperatorFailed, SimulationTooLarge
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 10}
@@ -135,37 +136,37 @@ def too_large(operators, records, **fields):
 
 def test_more_outputs_than_an_answer_takes_are_refused_before_all_are_made(monkeypatch):
     fed = []
-    feed = simulation._Run.feed
-    monkeypatch.setattr(simulation._Run, "feed", lambda run, records: (fed.extend(records), feed(run, records)))
+    feed = Simulation.feed
+    monkeypatch.setattr(Simulation, "feed", lambda run, records: (fed.extend(records), feed(run, records)))
     records = [record("k", 10_000 + i) for i in range(1000)]
     assert "more than 100000 items" in too_large([aggregate(HOPS)], records)
     assert len(fed) <= 200
 
 
 def test_outputs_that_grow_with_what_is_collected_are_refused_by_their_bytes(monkeypatch):
-    monkeypatch.setattr(simulation, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(bounds, "MAX_BYTES", 1 << 20)
     records = [record("k", i, {"v": "x" * 1000}) for i in range(1000)]
     assert "more than 1048576 bytes" in too_large([aggregate(None, ALL)], records)
 
 
 def test_what_stores_hold_counts_too(monkeypatch):
-    monkeypatch.setattr(simulation, "MAX_ITEMS", 150)
+    monkeypatch.setattr(bounds, "MAX_ITEMS", 150)
     records = [record(f"k{i}", 1) for i in range(100)]
     assert "entries of stores" in too_large([ONCE], records)
     assert len(answer([ONCE], records[:70])["outputs"]) == 70
 
 
 def test_stores_that_grow_without_outputs_are_refused_while_it_runs(monkeypatch):
-    monkeypatch.setattr(simulation, "_MAX_STORED", 5_000)
+    monkeypatch.setattr(bounds, "_MAX_STORED", 5_000)
     records = [record(f"k{i}", 10_000) for i in range(1000)]
     assert "more than 5000 keys" in too_large([aggregate(HOPS, emit="on_window_close")], records)
 
 
 def test_stores_of_all_partitions_count_together(monkeypatch):
-    monkeypatch.setattr(simulation, "_MAX_STORED", 5_000)
+    monkeypatch.setattr(bounds, "_MAX_STORED", 5_000)
     records = [record(f"k{i}", 10_000, partition=i) for i in range(10)]
     assert "more than 5000 keys" in too_large([aggregate(HOPS, emit="on_window_close")], records)
-    monkeypatch.setattr(simulation, "_MAX_DISK", 1)
+    monkeypatch.setattr(bounds, "_MAX_DISK", 1)
     assert "bytes on disk" in too_large([ONCE], records)
 
 
@@ -183,7 +184,7 @@ def test_a_batch_whose_cut_matters_is_counted_beforehand():
 
 
 def test_a_simulation_has_a_time_limit(monkeypatch):
-    monkeypatch.setattr(simulation, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(bounds, "MAX_SECONDS", -1.0)
     assert "longer than -1 s" in too_large([ONCE], [record("a", 1)])
 
 
@@ -196,7 +197,7 @@ def test_many_partitions_with_many_stores_are_refused():
 def test_how_records_are_fed_changes_nothing(monkeypatch, operator):
     records = [record(f"k{i % 3}", 7_000 + 13 * i, {"v": str(i)}) for i in range(60)]
     expected = answer([operator], records)
-    monkeypatch.setattr(simulation, "_FED_RECORDS", 7)
+    monkeypatch.setattr(bounds, "_FED_RECORDS", 7)
     assert answer([operator], records) == expected
 
 
@@ -216,5 +217,5 @@ def test_a_failure_that_no_record_caused_points_to_its_operator():
     full = {"op": "suppress", "name": "full", "until": "time_limit", "time_limit_ms": 5, "buffer": {"max_bytes": 8}}
     full["buffer"]["when_full"] = "shut_down"
     error = OperatorFailed("full", None, "no", "no")
-    job = simulation._compiled(SimulateRequest(job={"operators": [ONCE, full]}))[1]
-    assert simulation._place(error, job.sub_topologies[0]) == "/job/operators/1"
+    job = compiled(SimulateRequest(job={"operators": [ONCE, full]}))[1]
+    assert place_of(error, job.sub_topologies[0]) == "/job/operators/1"

@@ -1,0 +1,118 @@
+"""The request of `:simulate`: a job whose names may be left out, records in their order of arrival, and their batches.
+
+It knows the shape of the body and points at what is wrong in it; it refuses to know how operators run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from service.streams.errors import InvalidRecords, InvalidSpec, Problem
+from service.streams.operators.aggregate import AggregateSpec
+from service.streams.operators.fields import MAX_INT64
+from service.streams.records import RECORD_SCHEMA, as_task_batch
+from service.streams.topology import graph
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
+
+MAX_RECORDS: Final = 100_000
+MAX_PARTITIONS: Final = 256
+_DEFAULTS = {"name": "x", "source": "in", "sink": "out"}
+
+
+class SimulatedRecord(BaseModel):
+    """A record to feed; the order of the list is the order of arrival."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stream: str | None = None
+    partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)] = 0
+    key: str | None = None
+    value: JsonValue = None
+    timestamp: Annotated[int, Field(ge=0, le=MAX_INT64)]
+
+
+class SimulateRequest(BaseModel):
+    """The body: a job whose `name`, `source` and `sink` may be left out, and what to feed it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job: dict[str, Any]
+    records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
+    batch_records: Annotated[int, Field(ge=1)] | None = None
+    advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+
+
+NumberedRecord = tuple[int, SimulatedRecord, str | None]  # its position in the request, and its value as JSON text
+
+
+def compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
+    """The job, its sources as wide as the records say. Raises InvalidSpec, with pointers below /job."""
+    partitions = 1 + max((record.partition for record in body.records), default=0)
+    try:
+        spec = JobSpec.parse(_DEFAULTS | body.job)
+        return spec, graph.compile(spec, dict.fromkeys(spec.sources, partitions))
+    except InvalidSpec as error:
+        raise InvalidSpec([Problem("/job" + each.pointer, each.detail) for each in error.errors]) from error
+
+
+def check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:
+    """Every record is of a source of the job. Raises InvalidRecords."""
+    unknown = [
+        Problem(f"/records/{i}/stream", f"{record.stream!r} is not a source of the job")
+        for i, record in enumerate(records)
+        if record.stream is not None and record.stream not in sources
+    ]
+    if unknown:
+        raise InvalidRecords(unknown[:100])
+
+
+def batches(body: SimulateRequest) -> list[range]:
+    """The batches of `batch_records`, as positions in the records."""
+    count = len(body.records)
+    size = min(body.batch_records or count, count)
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)] if count else []
+
+
+def sees_batches(spec: JobSpec) -> bool:
+    """Whether outputs depend on how records are cut into batches."""
+    return any(isinstance(each, AggregateSpec) and each.updates == "last_per_batch" for each in spec.operators)
+
+
+def as_batch(records: Sequence[NumberedRecord]) -> pa.RecordBatch:
+    """Records as TASK_SCHEMA, their offset the position in the request. Raises InvalidRecords."""
+    nothing = pa.nulls(len(records), pa.int64())
+    columns = [
+        pa.array([_key(record, offset) for offset, record, _ in records], pa.binary()),
+        pa.array([text for _, _, text in records], pa.utf8()),
+        pa.array([record.timestamp for _, record, _ in records], pa.int64()),
+        nothing,
+        nothing,
+        pa.nulls(len(records), pa.utf8()),
+    ]
+    offsets = pa.array([offset for offset, _, _ in records], pa.int64())
+    return as_task_batch(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
+
+
+def value_text(record: SimulatedRecord, position: int) -> str | None:
+    """The value as JSON text, None for null. Raises InvalidRecords."""
+    if record.value is None:
+        return None
+    try:
+        text = json.dumps(record.value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except ValueError as error:  # NaN, infinities and lone surrogates, which Python's JSON reads
+        raise InvalidRecords([Problem(f"/records/{position}/value", "is not JSON")]) from error
+    return text
+
+
+def _key(record: SimulatedRecord, position: int) -> bytes | None:
+    try:
+        return None if record.key is None else record.key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecords([Problem(f"/records/{position}/key", "is not Unicode text")]) from error

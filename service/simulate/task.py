@@ -1,0 +1,104 @@
+"""One task of a simulation: a chain and its replicas, fed and replayed in one thread.
+
+It knows how a batch becomes results and state; it refuses to know what the operators mean, and it uses no catalog, no
+segments and no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from service.storage.replica import Replica
+from service.streams import clock
+from service.streams.records import TASK_SCHEMA, StateReader, empty
+from service.streams.stores.forms import form_of
+from service.streams.stores.reading import Entry, Form, Place, Query, Snapshot, read, read_page
+from service.streams.topology.chain import Chain, ChainResult
+from service.streams.topology.graph import Node, SubTopology
+
+_PAGE_ITEMS: Final = 1000
+
+
+@dataclass(slots=True)
+class SimulatedTask:
+    """One partition's share of a sub-topology, and how far its stream time is (ms)."""
+
+    partition: int
+    chain: Chain
+    replicas: dict[str, Replica]
+    stream_time: int = clock.NOT_STARTED
+
+    @classmethod
+    def open(
+        cls, sub_topology: SubTopology, chain: Chain, partition: int, folder: Path, opened: ExitStack
+    ) -> SimulatedTask:
+        """A task with empty stores below `folder`, closed with `opened`."""
+        replicas = {}
+        for store in sub_topology.stores():
+            path = folder / store.name / str(partition)
+            replicas[store.name] = Replica.open(path, store, store.name, "simulation")
+            opened.callback(replicas[store.name].close)
+        return cls(partition, chain, replicas)
+
+    def run(self, batch: pa.RecordBatch) -> Iterator[ChainResult]:
+        """Results of a batch of TASK_SCHEMA, replayed before each is given; as many as it takes."""
+        while batch.num_rows:
+            with self._states() as states:
+                result = self.chain.run(batch, states)
+            self.stream_time = max(self.stream_time, result.stream_time)
+            self._replay(result.changes)
+            yield result
+            yield from self._backlog()
+            batch = batch.slice(result.taken(batch))
+
+    def advance(self, to: int) -> Iterator[ChainResult]:
+        """Results of moving stream time to `to` (ms), as a flush of the job would."""
+        with self._states() as states:
+            result = self.chain.advance(to, states, "flush")
+        self.stream_time = max(self.stream_time, to)
+        self._replay(result.changes)
+        yield result
+        yield from self._backlog()
+
+    def entries(self, node: Node) -> Iterator[list[Entry]]:
+        """The live entries of an operator's store in its order, page by page."""
+        if node.store is not None:
+            with self.replicas[node.store.name].reader() as view:
+                yield from _entries(form_of(node), self.partition, view)
+
+    def _backlog(self) -> Iterator[ChainResult]:
+        """Results that operators still owe of earlier batches."""
+        while True:
+            with self._states() as states:
+                if not self.chain.has_backlog(states):
+                    return
+                result = self.chain.run(empty(TASK_SCHEMA), states)
+            self._replay(result.changes)
+            yield result
+
+    def _replay(self, changes: dict[str, pa.RecordBatch]) -> None:
+        """Apply committed changes, as everywhere."""
+        for store, batch in changes.items():
+            replica = self.replicas[store]
+            replica.apply(replica.position, replica.position + batch.num_rows, batch)
+
+    @contextmanager
+    def _states(self) -> Iterator[dict[str, StateReader]]:
+        with ExitStack() as views:
+            yield {name: views.enter_context(replica.reader()) for name, replica in self.replicas.items()}
+
+
+def _entries(form: Form, partition: int, view: Snapshot) -> Iterator[list[Entry]]:
+    after: Place | None = None
+    while True:
+        page = read(read_page(form, Query(), [partition], _PAGE_ITEMS, after), {partition: view})
+        yield [found.entry for found in page.items]
+        after = page.next
+        if after is None:
+            return
