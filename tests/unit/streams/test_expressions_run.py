@@ -245,10 +245,10 @@ def test_a_shared_subexpression_does_not_escape_its_try() -> None:
 
 
 def test_dropping_every_row_of_a_batch_stays_affordable() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     _, failed = evaluate_lenient({"it": Expression("(value->>'$')::int")}, batch_of(['"x"'] * 20_000))
     assert failed.all()
-    assert time.monotonic() - began < 5  # 0.2 s; one query per row would take 15 s
+    assert time.process_time() - began < 5  # 0.2 s; one query per row would take 15 s
 
 
 # What it can not use up
@@ -257,10 +257,10 @@ def test_dropping_every_row_of_a_batch_stays_affordable() -> None:
 def test_an_expression_that_runs_away_in_time_is_interrupted(short_of_time: float) -> None:
     batch = batch_of([None] * 100_000, [b"k"] * 100_000)
     for evaluated in (evaluate, evaluate_lenient):
-        began = time.monotonic()
+        began = time.process_time()
         with pytest.raises(ExpressionFailed, match=f"took longer than {short_of_time:g} s"):
             evaluated({"it": Expression(SLOW)}, batch)
-        assert time.monotonic() - began < 3
+        assert time.process_time() - began < 3  # to its end it takes 10 s
     assert results("key", batch.slice(0, 1)) == ["k"]
 
 
