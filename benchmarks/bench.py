@@ -2,7 +2,7 @@
 
 Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`). All invariants are on: fsync,
 changelog, HTTP commit, replay. Rows come from here (ingest, waiting for output), from `contests` (against Spark) and
-from `lookups`.
+from `posts` and `lookups`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import pyarrow as pa
 
 from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
+from benchmarks.load import GENERATOR
 from benchmarks.lookups import CLIENTS, RATE, Figures, figures
+from benchmarks.posts import Posted, posted
 from benchmarks.report import Row, report
 from benchmarks.running import ARROW, NDJSON, Running
 
 CORES = 2
 INGEST_RUNS = 3
 INGEST_CLIENTS = 4  # while one waits for its fsync, others are read and checked
-PARTS = ("waits", "ingest", "contests", "lookups")
+PARTS = ("waits", "ingest", "posts", "contests", "lookups")
+POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: posts a second; of one: its wait in ms
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
                 yield from _output_waits(running, effort.rounds)
             if "ingest" in parts:  # not first: Spark's workers are still loading their code then
                 yield from _ingest(running, events)
+            if "posts" in parts:
+                yield from map(_posts, posted(running, seconds=effort.seconds))
             if "contests" in parts:
                 yield from _contests(running, events, scratch, effort.runs)
     if "lookups" in parts:
@@ -112,6 +117,24 @@ def _ingested(
         f"fsync before the answer, median of {INGEST_RUNS} runs: {rates}"
     )
     return Row(f"ingest over HTTP, {name}", events.num_rows / statistics.median(seconds), "rec/s", conditions, bar=bar)
+
+
+def _posts(found: Posted) -> Row:
+    """One of both figures, rate and wait; the other stands in the conditions."""
+    load = found.found
+    if load.failed:
+        raise SystemExit(f"{load.failed} posts failed with {found.clients} clients")
+    clients = f"{found.clients} keep-alive client{'s' if found.clients > 1 else ''}"
+    measure = f"posts of one record, {clients}{', with a job running' if found.with_job else ''}"
+    conditions = (
+        f"fsync before the answer; {load.per_second:,.0f}/s, p50 {load.p50_ms:.1f} ms, p99 {load.p99_ms:.1f} ms; "
+        f"the API takes {found.cpu_ms:.2f} ms of processor a post; {found.chunk_rows:,.0f} chunk rows for 1,000 posts; "
+        f"load: {GENERATOR}, {load.busy:.0%} of a processor"
+    )
+    bar = POST_BARS[found.clients]
+    if found.clients == 1:
+        return Row(f"{measure}, p50", load.p50_ms, "ms", conditions, bar=bar)
+    return Row(measure, load.per_second, "/s", conditions, bar=bar)
 
 
 def _parts(events: pa.Table, records: int) -> Iterator[pa.Table]:

@@ -58,6 +58,7 @@ class Running:
         ]
         self._command += ["--cores", str(cores), "--instances", str(instances), *arguments]
         self._environment = {**os.environ, **(environment or {})}
+        self.instances = instances
         self.process: subprocess.Popen[str]
         self.client: httpx.Client
         self.url = ""
