@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+import structlog
 from fastapi import Depends
 from fastapi.security import HTTPBearer
 from sqlalchemy.orm import Session
@@ -112,10 +113,9 @@ class KeyRing:
 
 
 def install_admin(s: Session, *, secret: str) -> None:
-    """Make a bootstrap key valid; one that was revoked since stays revoked."""
-    sha256 = keys.digest(secret)
-    if all(key.sha256 != sha256 for key in keys.list_keys(s)):
-        keys.create_key(s, "bootstrap", "admin", secret=secret)
+    """Make the bootstrap key valid and end the one before it; one that was revoked since stays revoked."""
+    if keys.replace_bootstrap_key(s, secret=secret).revoked_at is not None:
+        structlog.get_logger().warning("bootstrap_key_is_revoked", hint="set another one")
 
 
 _scheme = HTTPBearer(

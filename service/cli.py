@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from service.settings import Settings
+from service.storage.private import keep_private, private_folder
 from service.streams.errors import CatalogUnavailable
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ def up(
     settings = _settings(host=host, port=port, data_dir=data_dir)
     from service import embedded, logs
 
+    keep_private()
     logs.configure(settings.log_level)
     try:
         with embedded.data_dir_lock(settings.data_dir.absolute()):
@@ -75,6 +77,7 @@ def api(host: Host = None, port: Port = None) -> None:
     _need_catalog(settings)
     from service import embedded, logs
 
+    keep_private()
     logs.configure(settings.log_level)
     try:
         uvloop.run(embedded.serve(settings, announce=_announce))
@@ -104,9 +107,10 @@ def migrate() -> None:
     """Bring the catalog that MILLRACE_DATABASE_URL names to this version's schema."""
     from service.catalog import engine
 
+    keep_private()
     settings = _settings()
     if str(settings.data_dir.absolute()) in settings.database_url:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(settings.data_dir)
     try:
         engine.upgrade(settings.database_url)
     except UNREACHABLE as error:

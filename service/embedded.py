@@ -29,6 +29,7 @@ from service.catalog import keys
 from service.catalog.engine import Catalog
 from service.one_write import OneWrite
 from service.settings import Settings
+from service.storage.private import private_folder
 
 BACK_OFF_S = (0.5, 1, 2, 4, 8, 16, 30)
 HEALTHY_AFTER_S = 60.0
@@ -54,8 +55,8 @@ class CatalogNotCurrent(Exception):
 @contextmanager
 def data_dir_lock(folder: Path) -> Iterator[None]:
     """Hold `<folder>/lock`, with our pid in it; the kernel lets go of it when we end, however we end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    private_folder(folder)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -55,15 +55,13 @@ class Gone(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """All that a slot needs to find its work; it travels to the executor with the slot."""
+    """Where a slot finds its work; it travels to the executor with the slot, so it holds no secret."""
 
     api_url: str
-    api_key: str = field(repr=False)
     instance_id: str
     storage_uri: str
     replica_dir: Path
     job_id: str
-    redis_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ class Membership:
     instance_id: str
     lease_ms: int
     storage_uri: str
-    redis_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +118,7 @@ class JoinedSlot:
     topology: Json
     streams: Mapping[str, StreamRef]
     stores: Mapping[str, StoreRef]
+    redis_url: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +202,7 @@ class Api:
     def join_instance(self, told: Json) -> Membership:
         """Join under a stable name; the same name keeps its id. Raises ApiError."""
         answer = self._ask("POST", "/v1/instances:join", told)
-        return Membership(answer["instance_id"], answer["lease_ms"], answer["storage_uri"], answer["redis_url"])
+        return Membership(answer["instance_id"], answer["lease_ms"], answer["storage_uri"])
 
     def heartbeat(self, instance_id: str, incarnation: str, running: Mapping[str, int], known: str) -> Wanted:
         """Keep the lease; waits for an answer that differs from `known`. Raises ApiError."""
@@ -232,6 +230,7 @@ class Api:
             topology=answer["job"]["topology"],
             streams={name: StreamRef(**stream) for name, stream in answer["streams"].items()},
             stores={name: StoreRef(**store) for name, store in answer["stores"].items()},
+            redis_url=answer["redis_url"],
         )
 
     def poll(self, slot: str, held: Sequence[Json], wait_ms: int, *, patience_s: float = PATIENCE_S) -> PollAnswer:

@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 
+from service.storage.private import keep_private
+
 # Each of these libraries starts threads when it is imported, and a forked child would have their locks, not them.
 _ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -76,6 +78,7 @@ def die_with_parent() -> None:
 def main() -> None:
     """Become Spark's own daemon, with everything loaded."""
     load()
+    keep_private()
     os.register_at_fork(after_in_child=die_with_parent)
     gc.freeze()  # the collector would write to, and so copy, every page the workers share
     from pyspark.daemon import manager

@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -33,11 +33,13 @@ from pyspark import InheritableThread, SparkContext
 
 from service import logs
 from service.storage import environments
+from service.storage.private import keep_private, private_folder
 from spark_jobs import pulse, session
 from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
 
-SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 3, 4, 5, 6, 7  # exit codes
+BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+SPARK_AUTH: Final = ("on", "off")
 RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
@@ -52,7 +54,7 @@ class Options:
     """The command line, and what of the environment an instance reads."""
 
     api: str
-    api_key: str
+    api_key: str = field(repr=False)
     log_level: str
     spark_master: str
     name: str
@@ -60,6 +62,8 @@ class Options:
     replica_dir: Path
     has_ui: bool
     watches_stdin: bool
+    has_spark_auth: bool
+    spark_secret: str | None = field(repr=False)
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -74,12 +78,17 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--spark-ui", action="store_true", help="serve Spark's UI (on a cluster it always is)")
     parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
     log_level = os.environ.get("MILLRACE_LOG_LEVEL") or "info"
+    spark_auth, spark_secret = os.environ.get("MILLRACE_SPARK_AUTH") or "on", os.environ.get("MILLRACE_SPARK_SECRET")
     found = parser.parse_args(arguments)
     if log_level not in LOG_LEVELS:
         parser.error(f"MILLRACE_LOG_LEVEL is {log_level!r}: it is one of {', '.join(LOG_LEVELS)}")
+    if spark_auth not in SPARK_AUTH:
+        parser.error(f"MILLRACE_SPARK_AUTH is {spark_auth!r}: it is one of {', '.join(SPARK_AUTH)}")
+    if spark_auth == "on" and session.needs_secret(found.spark_master) and not spark_secret:
+        parser.error("MILLRACE_SPARK_SECRET is not set: the spark.authenticate.secret of this cluster (security.md)")
     return Options(
         api=found.api.rstrip("/"),
-        api_key=os.environ.get("MILLRACE_API_KEY", ""),
+        api_key=os.environ.get(session.API_KEY, ""),
         log_level=log_level,
         spark_master=found.spark_master,
         name=found.name,
@@ -87,18 +96,26 @@ def parse(arguments: Sequence[str]) -> Options:
         replica_dir=found.replica_dir.absolute(),
         has_ui=found.spark_ui,
         watches_stdin=found.watch_stdin,
+        has_spark_auth=spark_auth == "on",
+        spark_secret=spark_secret if spark_auth == "on" else None,
     )
 
 
 def main() -> int:
     """Run an instance until SIGTERM; the exit code."""
     options = parse(sys.argv[1:])
+    keep_private()
     logs.configure(options.log_level)
+    try:
+        private_folder(options.replica_dir)
+    except OSError as error:
+        structlog.get_logger().critical("replica_dir_refused", error=str(error))
+        return BAD_OPTIONS
     logging.getLogger("py4j").setLevel(logging.WARNING)
     asked_to_stop = threading.Event()
     if options.watches_stdin:
         threading.Thread(target=_watch_stdin, name="stdin", daemon=True).start()
-    context = session.start_spark(options.spark_master, name=options.name, has_ui=options.has_ui)
+    context = _start_spark(options)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())
     threading.Thread(target=_watch_spark, args=(asked_to_stop,), name="spark", daemon=True).start()
@@ -107,6 +124,13 @@ def main() -> int:
         with contextlib.suppress(Py4JError):
             context.stop()
     return code
+
+
+def _start_spark(options: Options) -> SparkContext:
+    has = {"has_ui": options.has_ui, "has_auth": options.has_spark_auth}
+    settings = session.settings_for(options.spark_master, name=options.name, **has)
+    secrets = session.secrets_for(options.spark_master, api_key=options.api_key, spark_secret=options.spark_secret)
+    return session.start_spark(settings, secrets)
 
 
 class Instance:
@@ -213,8 +237,7 @@ class Instance:
         member, options = self._member, self._options
         if member is None:
             return None
-        where = (member.storage_uri, options.replica_dir, job_id, member.redis_url)
-        return Place(options.api, options.api_key, member.instance_id, *where)
+        return Place(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
 
     def _look_after(self, member: Membership) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""

@@ -1,7 +1,8 @@
 """The Spark application of an instance: every setting it relies on, each with its reason.
 
-It knows Spark's names for what resident slots need, and how a Millrace job is started as a Spark job. It refuses to
-know what a slot does and when a job should run.
+It knows Spark's names for what resident slots need, how a Millrace job is started as a Spark job, and how secrets get
+there: never on a command line, in a closure or in a broadcast. It refuses to know what a slot does and when a job
+should run.
 
 There is a SparkContext and no SparkSession: records never enter the JVM, so SQL would be memory for nothing.
 """
@@ -12,12 +13,14 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 
 from pyspark import SparkConf, SparkContext
 
 from spark_jobs.client import Place
 
+API_KEY = "MILLRACE_API_KEY"  # the variable in which a slot finds its key
 SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
 SETTLED_S = 2.0
 UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
@@ -47,6 +50,15 @@ SMALL_DRIVER = {
     "spark.ui.showConsoleProgress": "false",  # a bar that never ends
     "spark.log.level": "WARN",
 }
+PRIVATE = {
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|api_?key",  # in the UI and in event logs
+    "spark.ui.killEnabled": "false",  # the UI asks nobody who they are
+}
+AUTHENTICATED = {
+    "spark.authenticate": "true",  # Spark's ports run what they are sent: only for who knows the secret
+    "spark.network.crypto.enabled": "true",  # an executor is told its secrets over the network
+    "spark.network.crypto.saslFallback": "false",  # nobody may ask for less
+}
 EMBEDDED = {
     "spark.driver.bindAddress": _LOOPBACK,  # nobody else has business here
     "spark.driver.host": _LOOPBACK,
@@ -70,13 +82,19 @@ def cores_in(master: str) -> int | None:
     return int(found[1]) if found and found[1] and found[1] != "*" else None
 
 
-def settings_for(master: str, *, name: str, has_ui: bool) -> dict[str, str]:
-    """All Spark settings of an instance called `name`."""
-    place = EMBEDDED if is_local(master) else CLUSTER
+def needs_secret(master: str) -> bool:
+    """Whether Spark's daemons have a secret that an application must know; elsewhere Spark makes one a start."""
+    return master.startswith("spark://")
+
+
+def settings_for(master: str, *, name: str, has_ui: bool, has_auth: bool = True) -> dict[str, str]:
+    """All Spark settings of an instance called `name` that anybody may see; `has_auth` counts on a cluster alone."""
+    place = EMBEDDED | AUTHENTICATED if is_local(master) else CLUSTER | (AUTHENTICATED if has_auth else {})
     return {
         **RESIDENT_SLOTS,
         **PYTHON_WORKERS,
         **SMALL_DRIVER,
+        **PRIVATE,
         **place,
         # N of local[N] says how many slots a job may have; the threads behind it must do for all jobs.
         "spark.master": f"local[{SLOT_THREADS},{UNLIMITED}]" if is_local(master) else master,
@@ -85,13 +103,28 @@ def settings_for(master: str, *, name: str, has_ui: bool) -> dict[str, str]:
     }
 
 
-def start_spark(master: str, *, name: str, has_ui: bool) -> SparkContext:
+def secrets_for(master: str, *, api_key: str, spark_secret: str | None) -> dict[str, str]:
+    """Spark settings for nobody's eyes: the cluster's secret, and the slots' key in the environment of executors.
+
+    A local master's workers have our environment already.
+    """
+    found = {}
+    if spark_secret and needs_secret(master):
+        found["spark.authenticate.secret"] = spark_secret
+    if api_key and not is_local(master):
+        found[f"spark.executorEnv.{API_KEY}"] = api_key
+    return found
+
+
+def start_spark(settings: Mapping[str, str], secrets: Mapping[str, str]) -> SparkContext:
     """Start the application: a JVM as a child of this process, which ends with it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # the workers run in our environment
-    if is_local(master):
+    if is_local(settings["spark.master"]):
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK  # the one thing that the UI's socket obeys
-    conf = SparkConf(loadDefaults=False).setAll(settings_for(master, name=name, has_ui=has_ui).items())
-    context = SparkContext(conf=conf)
+    # What the JVM is started with stands on its command line, for every user of this machine to read.
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(settings.items()))
+    context = SparkContext(conf=SparkConf().setAll({**settings, **secrets}.items()))
+    context.environment.pop(API_KEY, None)  # it would travel with each closure; executors have it in theirs
     log4j = context._jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_WARNS_OF_EACH_POOL, log4j.Level.ERROR)
     return context
@@ -145,7 +178,7 @@ def _be_slot(place: Place, index: int) -> None:
     """In a Python worker. Imported there: the driver needs no kernels, and starts a second earlier without them."""
     from spark_jobs.slot import run_slot
 
-    run_slot(place, index)
+    run_slot(place, os.environ.get(API_KEY, ""), index)
 
 
 def _nothing(_: int) -> None:

@@ -21,6 +21,7 @@ import structlog
 
 from service import logs
 from service.storage import environments
+from service.storage.private import private_folder
 from service.storage.replica import Replica, replay, replica_path
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
@@ -73,13 +74,14 @@ OVERTAKEN: Final = {
 TRANSIENT: Final = (OSError, lmdb.Error, ReplicaDamaged, SegmentMissing)
 
 
-def run_slot(place: Place, index: int) -> None:
+def run_slot(place: Place, api_key: str, index: int) -> None:
     """Be slot `index` of the place's job until it wants none: the body of a Spark task."""
     logs.configure("info")
     log = structlog.get_logger().bind(job=place.job_id, index=index)
     started, ended_well = time.monotonic(), False
     try:
-        with Api(place.api_url, place.api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
+        private_folder(place.replica_dir)
+        with Api(place.api_url, api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
             while _live_once(api, place, index, pulse):
                 pass
         memory.hand_back()  # Spark keeps the process for the next job's slot
@@ -197,7 +199,7 @@ class Slot:
         self._topology = Topology.from_json(joined.topology)
         self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
-        self._views = KeptViews(place.redis_url, joined, self._topology.stores(), self._storage, self._find_chunks)
+        self._views = KeptViews(joined.redis_url, joined, self._topology.stores(), self._storage, self._find_chunks)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
         self._interval_s = joined.spec["commit_interval_ms"] / 1000

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -30,12 +31,23 @@ class Attached:
     """One instance: `python -m spark_jobs.instance`, attached to `running` under a key of role `instance`."""
 
     def __init__(
-        self, running: Running, folder: Path, *arguments: str, name: str = "tested", master: str = "local[2]"
+        self,
+        running: Running,
+        folder: Path,
+        *arguments: str,
+        name: str = "tested",
+        master: str = "local[2]",
+        secret: str = "",
     ) -> None:
         self.running, self.name, self.log = running, name, folder / f"{name}.log"
-        key = running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
+        self.key = str(running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"])
         self._replicas = folder / "replicas"
-        self._environment = {**os.environ, "MILLRACE_API_KEY": key, "MILLRACE_REPLICA_DIR": str(self._replicas)}
+        self._environment = {
+            **os.environ,
+            "MILLRACE_API_KEY": self.key,
+            "MILLRACE_REPLICA_DIR": str(self._replicas),
+            "MILLRACE_SPARK_SECRET": secret,
+        }
         self._command = [sys.executable, "-m", "spark_jobs.instance", "--api", running.url]
         self._command += ["--spark-master", master, "--name", name, *arguments]
         self.process: subprocess.Popen[bytes]
@@ -103,26 +115,32 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 @dataclass
 class Standalone:
-    """A Spark standalone cluster on loopback: one master, two workers."""
+    """A Spark standalone cluster on loopback: one master, two workers, and the secret that they ask for."""
 
     master: str
-    workers: list[subprocess.Popen[bytes]]
+    secret: str
+    daemons: list[subprocess.Popen[bytes]]
 
     def executors(self) -> list[psutil.Process]:
         """The executors' JVMs, over all workers."""
-        return [child for worker in self.workers for child in psutil.Process(worker.pid).children()]
+        return [child for daemon in self.daemons for child in psutil.Process(daemon.pid).children()]
 
 
 @contextmanager
 def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Standalone]:
     """Start a cluster from the pip package; ends with the block."""
-    home = Path(pyspark.__file__).parent
+    home, conf, secret = Path(pyspark.__file__).parent, folder / "conf", secrets.token_urlsafe(32)
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text(
+        f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.network.crypto.enabled true\n"
+    )
     env = {
         **os.environ,
         **(environment or {}),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_CONF_DIR": str(conf),
         "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     }
     master = f"spark://{LOOPBACK}:{free_port()}"
@@ -138,7 +156,7 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
 
         where = ["--host", LOOPBACK, "--webui-port", "0"]
         port = master.rpartition(":")[2]
-        start("master", f"{package}.master.Master", *where, "--port", port)
+        master_process = start("master", f"{package}.master.Master", *where, "--port", port)
         size = ["--cores", "16", "--memory", "2g"]
         workers = [
             start(
@@ -154,7 +172,7 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
         ]
         log = folder / "master.log"
         wait_until(lambda: len(re.findall("Registering worker", log.read_text())) == 2, 60, f"two workers; see {log}")
-        yield Standalone(master, workers)
+        yield Standalone(master, secret, [master_process, *workers])
 
 
 def free_port() -> int:

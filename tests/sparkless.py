@@ -68,17 +68,15 @@ def main() -> None:
             slots = {i: living for i, pids in slots.items() if (living := [pid for pid in pids if not _is_over(pid)])}
             for job in wanted.jobs:
                 if job.id not in slots:
-                    place = Place(
-                        url, key, member.instance_id, member.storage_uri, replica_dir, job.id, member.redis_url
-                    )
-                    slots[job.id] = [_fork(lambda i=i, at=place: _keep_slot(at, i)) for i in range(job.slots)]
+                    place = Place(url, member.instance_id, member.storage_uri, replica_dir, job.id)
+                    slots[job.id] = [_fork(lambda i=i, at=place: _keep_slot(at, key, i)) for i in range(job.slots)]
 
 
-def _keep_slot(place: Place, index: int) -> None:
+def _keep_slot(place: Place, key: str, index: int) -> None:
     """One process after the other is the slot, until one ends by itself."""
     from spark_jobs.slot import run_slot
 
-    while os.waitstatus_to_exitcode(os.waitpid(_fork(lambda: run_slot(place, index)), 0)[1]) != 0:
+    while os.waitstatus_to_exitcode(os.waitpid(_fork(lambda: run_slot(place, key, index)), 0)[1]) != 0:
         pass
 
 

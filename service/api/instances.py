@@ -325,7 +325,6 @@ async def join_instance(request: Request, _: Instance) -> Response:
             "instance_id": row.id,
             "lease_ms": lease_ms,
             "storage_uri": state.settings.storage_uri,
-            "redis_url": state.settings.redis_url,
             "lineage": await run_in_threadpool(lambda: state.catalog.lineage),
         }
     )
@@ -373,7 +372,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         lease_ms=state.settings.lease_ms,
         initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )
-    return answer({**found, "lineage": state.catalog.lineage})
+    return answer({**found, "lineage": state.catalog.lineage, "redis_url": state.settings.redis_url})
 
 
 @router.post(SLOT + ":poll", responses=PROTOCOL, openapi_extra=takes(PollRequest))

@@ -11,8 +11,10 @@ import secrets
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import ApiKeyRow, utc_now
+from service.catalog.tables import ApiKeyRow, MetaRow, utc_now
 from service.streams.errors import UnknownKey
+
+BOOTSTRAP = "bootstrap"
 
 
 def digest(secret: str) -> str:
@@ -49,6 +51,26 @@ def revoke_key(s: Session, key_id: str) -> ApiKeyRow:
     if key is None:
         raise UnknownKey(key_id)
     key.revoked_at = key.revoked_at or utc_now()
+    return key
+
+
+def replace_bootstrap_key(s: Session, secret: str) -> ApiKeyRow:
+    """The admin key that the deployment names, made where there is none with this secret; the one it named before is
+    revoked. A key that was revoked is found as it is.
+    """
+    key = s.scalars(select(ApiKeyRow).where(ApiKeyRow.sha256 == digest(secret))).one_or_none()
+    if key is None:
+        key, _ = create_key(s, BOOTSTRAP, "admin", secret=secret)
+    named = s.get(MetaRow, "bootstrap_key")
+    if named is None:  # before there was this fact, a key was known by its name alone
+        former = select(ApiKeyRow.id).where(ApiKeyRow.name == BOOTSTRAP, ApiKeyRow.role == "admin")
+        ended = list(s.scalars(former))
+        s.add(MetaRow(name="bootstrap_key", value=key.id))
+    else:
+        ended, named.value = [named.value], key.id
+    for key_id in ended:
+        if key_id != key.id:
+            revoke_key(s, key_id)
     return key
 
 

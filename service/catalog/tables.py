@@ -56,7 +56,7 @@ class Table(DeclarativeBase):
 
 
 class MetaRow(Table):
-    """Facts about the catalog itself: `lineage`, `coordinator_seen_ms`."""
+    """Facts about the catalog itself: `lineage`, `coordinator_seen_ms`, `bootstrap_key` (an id)."""
 
     __tablename__ = "meta"
 

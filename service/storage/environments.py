@@ -230,6 +230,7 @@ def _open(base: Path, folder: Path, lock: int, *, may_lack_tail: bool) -> Enviro
     _write_durably(folder / "open", boot_id())
     env = lmdb.open(
         str(folder),
+        mode=0o600,
         map_size=MAP_BYTES,
         max_dbs=3,
         sync=False,  # what a power cut loses is restored from the changelog; writemap was measured slower

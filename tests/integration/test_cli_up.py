@@ -91,6 +91,13 @@ def test_a_key_of_the_environment_is_the_admin_key(tmp_path: Path) -> None:
         assert answer.status_code == 200
 
 
+def test_another_key_of_the_environment_ends_the_one_before(tmp_path: Path) -> None:
+    for keys in (("first",), ("second", "first")):
+        with up(tmp_path / "data", MILLRACE_API_KEY=keys[0]) as (_, url):
+            answers = [httpx.get(f"{url}/v1/tokens", headers={"Authorization": f"Bearer {key}"}) for key in keys]
+            assert [answer.status_code for answer in answers] == [200, 401][: len(keys)]
+
+
 def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
     with up(tmp_path / "a") as (_, url):
         port = url.rpartition(":")[2]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class World:
         self.api = opened.enter_context(Api(service.url, service.secrets["instance"]))
         told: Json = {"name": "here", "incarnation": "1", "host": "localhost", "cores": 4}
         self.member = self.api.join_instance(told)
-        assert self.member.redis_url is not None
-        self.redis_url: str = self.member.redis_url
+        assert service.settings.redis_url is not None
+        self.redis_url: str = service.settings.redis_url
         self.call("POST", "/v1/streams", json={"name": "clicks", "partitions": 2})
         job = {"name": "job", "source": "clicks", "operators": [COUNT], "sink": "out", "commit_interval_ms": 0}
         self.job = str(self.call("POST", "/v1/jobs", json=job)["id"])
@@ -63,12 +64,12 @@ class World:
         return not any(at["lag"] for at in self.call("GET", "/v1/jobs/job")["positions"])
 
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
-        redis_url = self.redis_url if has_redis else None
-        where = (self.member.storage_uri, self.folder / replicas, self.job, redis_url)
-        place = Place(self.service.url, self.service.secrets["instance"], self.member.instance_id, *where)
+        where = (self.member.storage_uri, self.folder / replicas, self.job)
+        place = Place(self.service.url, self.member.instance_id, *where)
         joined = self.api.join_slot(
             self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=self.job, index=0
         )
+        joined = joined if has_redis else replace(joined, redis_url=None)
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
         return self.opened.enter_context(Slot(self.api, place, joined, pulse))
 

@@ -71,7 +71,6 @@ class World:
     def slot(self, job_id: str, index: int = 0) -> Slot:
         place = Place(
             self.service.url,
-            self.service.secrets["instance"],
             self.member.instance_id,
             self.member.storage_uri,
             self.folder / "replicas",

@@ -54,7 +54,7 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
     cluster: Standalone, service: Running, tmp_path: Path
 ) -> None:
     records = some_records(6_000)
-    with Attached(service, tmp_path, name="first", master=cluster.master) as instance:
+    with Attached(service, tmp_path, name="first", master=cluster.master, secret=cluster.secret) as instance:
         assert instance.wait_until_live(90)["cores"] == 32
         service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
         post(service, "clicks", records[:3_000])
@@ -73,7 +73,7 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
 
 def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, service: Running, tmp_path: Path) -> None:
     service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))
-    with Attached(service, tmp_path, name="second", master=cluster.master) as instance:
+    with Attached(service, tmp_path, name="second", master=cluster.master, secret=cluster.secret) as instance:
         in_state(service, "twice", "running")
         started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
         instance.process.kill()

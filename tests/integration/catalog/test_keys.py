@@ -39,6 +39,29 @@ def test_ephemeral_keys_are_not_listed_and_go_together(catalog: Catalog) -> None
     assert catalog.read(keys.find_key, keys.digest("chosen")) is not None
 
 
+def test_a_rotated_bootstrap_key_ends_the_one_before(catalog: Catalog) -> None:
+    catalog.write(keys.create_key, "another admin", "admin", secret="lasting")
+    for secret in ("first", "first", "second"):
+        assert catalog.write(keys.replace_bootstrap_key, secret).revoked_at is None
+    assert catalog.read(keys.find_key, keys.digest("first")) is None
+    for secret in ("second", "lasting"):
+        assert catalog.read(keys.find_key, keys.digest(secret)) is not None
+
+
+def test_a_bootstrap_key_that_was_revoked_stays_so(catalog: Catalog) -> None:
+    key = catalog.write(keys.replace_bootstrap_key, "first")
+    catalog.write(keys.revoke_key, key.id)
+    assert catalog.write(keys.replace_bootstrap_key, "first").revoked_at is not None
+    assert catalog.read(keys.find_key, keys.digest("first")) is None
+
+
+def test_the_first_rotation_ends_bootstrap_keys_that_an_older_version_made(catalog: Catalog) -> None:
+    catalog.write(keys.create_key, "bootstrap", "admin", secret="old")
+    catalog.write(keys.replace_bootstrap_key, "new")
+    assert catalog.read(keys.find_key, keys.digest("old")) is None
+    assert catalog.read(keys.find_key, keys.digest("new")) is not None
+
+
 def test_an_answer_is_remembered_once(catalog: Catalog) -> None:
     assert catalog.read(ingest_keys.find_response, **SCOPE) is None
     assert catalog.write(ingest_keys.remember, **KEEP)

@@ -58,3 +58,30 @@ def test_an_instance_has_at_least_one_core(cores: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         parse([*NEEDED, "--cores", cores])
     assert "--cores" in capsys.readouterr().err
+
+
+def test_a_standalone_cluster_is_joined_with_its_secret_or_openly_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standalone = ["--api", "http://127.0.0.1:8080", "--spark-master", "spark://h:7077"]
+    for name in ("MILLRACE_SPARK_SECRET", "MILLRACE_SPARK_AUTH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit):
+        parse(standalone)
+    assert "MILLRACE_SPARK_SECRET is not set" in capsys.readouterr().err
+    assert parse(NEEDED).has_spark_auth  # of a local one nobody needs to know a secret
+    monkeypatch.setenv("MILLRACE_SPARK_SECRET", "of the cluster")
+    assert parse(standalone).spark_secret == "of the cluster"
+    monkeypatch.setenv("MILLRACE_SPARK_AUTH", "off")
+    assert not parse(standalone).has_spark_auth
+    assert parse(standalone).spark_secret is None
+    monkeypatch.setenv("MILLRACE_SPARK_AUTH", "maybe")
+    with pytest.raises(SystemExit):
+        parse(standalone)
+    assert "MILLRACE_SPARK_AUTH is 'maybe'" in capsys.readouterr().err
+
+
+def test_no_secret_is_shown_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_API_KEY", "hunter2")
+    monkeypatch.setenv("MILLRACE_SPARK_SECRET", "hunter3")
+    assert "hunter" not in repr(parse(NEEDED))

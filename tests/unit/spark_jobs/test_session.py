@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from spark_jobs import session
+from spark_jobs.client import Place
 
 
 @pytest.mark.parametrize(
@@ -41,3 +44,45 @@ def test_a_slot_is_never_run_twice_at_once() -> None:
     found = session.settings_for("spark://h:7077", name="x", has_ui=False)
     assert found["spark.speculation"] == "false"
     assert found["spark.dynamicAllocation.enabled"] == "false"
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://h:7077", "yarn", "k8s://https://h:6443"])
+def test_sparks_ports_answer_nobody_who_does_not_know_the_secret(master: str) -> None:
+    found = session.settings_for(master, name="x", has_ui=True)
+    assert found["spark.authenticate"] == "true"
+    assert found["spark.ui.killEnabled"] == "false"
+
+
+def test_what_crosses_a_network_is_encrypted() -> None:
+    found = session.settings_for("yarn", name="x", has_ui=True)
+    assert found["spark.network.crypto.enabled"] == "true"
+
+
+def test_authentication_is_left_out_on_an_open_cluster_alone() -> None:
+    on_cluster = session.settings_for("spark://h:7077", name="x", has_ui=False, has_auth=False)
+    assert not {"spark.authenticate", "spark.network.crypto.enabled"} & on_cluster.keys()
+    assert session.settings_for("local[2]", name="x", has_ui=False, has_auth=False)["spark.authenticate"] == "true"
+
+
+def test_a_key_goes_to_executors_in_their_environment_and_the_secret_where_spark_makes_none() -> None:
+    known = {"api_key": "key", "spark_secret": "of the cluster"}
+    environment = {"spark.executorEnv.MILLRACE_API_KEY": "key"}
+    assert session.secrets_for("local[2]", **known) == {}
+    assert session.secrets_for("yarn", **known) == environment
+    assert session.secrets_for("spark://h:7077", **known) == {
+        "spark.authenticate.secret": "of the cluster",
+        **environment,
+    }
+    assert session.secrets_for("spark://h:7077", api_key="", spark_secret=None) == {}
+
+
+def test_no_setting_that_anybody_may_see_is_a_secret() -> None:
+    """They stand on the command line of the JVM."""
+    for master in ("local[2]", "spark://h:7077"):
+        assert not [
+            n for n in session.settings_for(master, name="x", has_ui=False) if "secret" in n or "executorEnv" in n
+        ]
+
+
+def test_what_travels_with_a_slot_holds_no_secret() -> None:
+    assert {field.name for field in fields(Place)} == {"api_url", "instance_id", "storage_uri", "replica_dir", "job_id"}
