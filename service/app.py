@@ -13,7 +13,21 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from service import coordinator, problems
-from service.api import aggregators, document, health, instances, job_metrics, jobs, stores, streams, tokens
+from service.api import (
+    aggregators,
+    appends,
+    document,
+    health,
+    instances,
+    job_metrics,
+    jobs,
+    lookups,
+    reads,
+    stores,
+    streams,
+    tokens,
+)
+from service.api.quick_lookups import QuickLookups
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
@@ -52,7 +66,7 @@ class Service(FastAPI):
         super().__init__(**how)
         self.state.is_draining = False
         self.add_exception_handler(Exception, _leave_to_the_border)
-        self._border = RequestBorder(stores.QuickLookups(super().__call__), settings)
+        self._border = RequestBorder(QuickLookups(super().__call__), settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -93,7 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=document.operation_id,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
-    for part in (stores, streams, jobs, job_metrics, aggregators, instances, tokens, health):
+    for part in (stores, lookups, streams, appends, reads, jobs, job_metrics, aggregators, instances, tokens, health):
         app.include_router(part.router)
     problems.install(app)
     document.install(app)

@@ -69,6 +69,11 @@ class ProblemError(HTTPException):
         self.errors = errors
 
 
+def refused(code: str, pointer: str, detail: str) -> ProblemError:
+    """The refusal (422) of one part of a request; `pointer` as in ProblemItem."""
+    return ProblemError(422, code, detail, [{"pointer": pointer, "detail": detail}])
+
+
 class ProblemItem(BaseModel):
     """One fault in the input: where, and what. Where is a JSON pointer into the body; `?name`, a parameter of the
     query; `{name}`, a part of the path; `Name:`, a header.

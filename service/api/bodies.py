@@ -16,7 +16,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.problems import ProblemError, items_of
+from service.problems import ProblemError, items_of, refused
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
 _WEIGHT = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")  # of a media range; other digits than these are none to HTTP
@@ -78,7 +78,7 @@ def _invalid(body: bytes, message: str) -> ProblemError:
     detail, _, path = message.partition(" - at `$")
     known = path.rstrip("`").partition("[...]")[0]  # which member of a dictionary it is, msgspec does not say
     pointer = known.replace("[", "/").replace("]", "").replace(".", "/")
-    return ProblemError(422, "invalid_request", detail, [{"pointer": pointer, "detail": detail}])
+    return refused("invalid_request", pointer, detail)
 
 
 async def json_bytes(request: Request) -> bytes:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from service.api.bodies import storable
 from service.positions import RowCursor, opaque, row_cursor_of
-from service.problems import ProblemError
+from service.problems import ProblemError, refused
 
 MAX_ROW_ID = 2**63 - 1
 
@@ -34,6 +34,13 @@ Cursor = Annotated[
     Query(description="`next` of the page before.", max_length=1000),
     AfterValidator(lambda cursor: cursor and storable(cursor)),
 ]
+
+
+class WindowView(BaseModel):
+    """In ms; the end of a session or sliding window is included."""
+
+    start: int
+    end: int
 
 
 class Page(BaseModel, Generic[Item]):
@@ -83,4 +90,4 @@ def short_page(
 
 def _no_cursor() -> ProblemError:
     detail = "the cursor is not the `next` of a page of this list"
-    return ProblemError(422, "invalid_cursor", detail, [{"pointer": "?cursor", "detail": detail}])
+    return refused("invalid_cursor", "?cursor", detail)

@@ -1,47 +1,30 @@
-"""Streams over HTTP: made, listed, changed, deleted; records posted to them and read from them.
+"""Streams over HTTP: made, listed, changed, deleted.
 
-Knows the shapes of requests and answers. Refuses to know how records become durable (`service.ingest`) and what a body
-means (`service.payloads`).
+Knows the shapes of requests and answers. Refuses to know records (`appends`, `reads`).
 """
 
-import asyncio
-import hashlib
 import re
-import time
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import orjson
-import pyarrow as pa
-from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi import APIRouter, Depends, Header, Path
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service import metrics
-from service.api.bodies import accepts, answer, expected_etag, page, read_model
+from service.api.bodies import answer, expected_etag, page, read_model
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, Page, require_name
 from service.auth import Reader, Writer
-from service.catalog import segments, streams
+from service.catalog import streams
 from service.catalog.tables import PartitionRow, StreamRow
-from service.ingest import Answer, Idempotency, Room
-from service.payloads import ARROW, JSON, NDJSON, Rules, decode, media_type_of
-from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_answer, rows_within
 from service.payloads.fields import KINDS
-from service.positions import Cursor, cursor_of, opaque
-from service.problems import ProblemError, declared
+from service.problems import declared
 from service.streams.errors import (
-    InternalStream,
-    OffsetTruncated,
-    SegmentMissing,
     StaleTag,
     StreamExists,
-    UnknownPartition,
     UnknownStream,
 )
 
@@ -49,9 +32,6 @@ router = APIRouter(tags=["streams"])
 
 MAX_PARTITIONS = 1024
 MAX_MS = 2**53 - 1  # what every JSON reader holds exactly
-MAX_PAGE_RECORDS = 100_000
-MAX_PAGE_BYTES = 32 << 20
-NEXT_HEADER = "Millrace-Next"
 
 NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
 ANY_NAME = r"^[a-z][a-z0-9_.-]{0,255}$"  # those of internal streams are made of two names of up to 64, and more
@@ -67,6 +47,8 @@ Fields = Annotated[
     ),
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
+
+EXAMPLE = {"name": "clicks", "partitions": 4, "fields": {"id": "string", "amount": "double?"}}
 
 
 class StreamChange(BaseModel):
@@ -118,78 +100,14 @@ class StreamView(BaseModel):
     created_at: str
 
 
-class AppendedRange(BaseModel):
-    """Offsets first to last of a partition, both included."""
-
-    partition: int
-    first: int
-    last: int
-
-
-class Appended(BaseModel):
-    """What became of posted records: all of them are durable and readable."""
-
-    accepted: int
-    offsets: list[AppendedRange]
-    position: Annotated[str, Field(description="Opaque: how far this write reached.")]
-
-
-class Window(BaseModel):
-    """[start, end), in ms."""
-
-    start: int
-    end: int
-
-
-class RecordView(BaseModel):
-    """One record."""
-
-    partition: int
-    offset: int
-    timestamp: Annotated[int | None, Field(description="Null in changelogs alone.")]
-    key: str | None
-    value: Any
-    window: Window | None
-    headers: dict[str, str]
-
-
-class RecordPage(BaseModel):
-    """Records of one partition, in order."""
-
-    records: list[RecordView]
-    next: Annotated[str | None, Field(description="Cursor of the next page; null when the end is reached.")]
-
-
-_RECORD_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "key": {"type": ["string", "null"], "description": "Null keys take turns over the partitions."},
-        "value": {"description": "Any JSON; what the stream's `fields` ask for, where it has some."},
-        "timestamp": {"type": ["integer", "null"], "minimum": 0, "description": "ms; its arrival when absent."},
-        "partition": {"type": ["integer", "null"], "minimum": 0, "description": "By the key (murmur2) when absent."},
-        "headers": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
-    },
-}
-
-
-def _named(stream: Annotated[str, Path(description="The stream's name.")]) -> str:
+def stream_name(stream: Annotated[str, Path(description="The stream's name.")]) -> str:
     """A name that no stream can have is not looked for (a database may not even take it)."""
     if not re.fullmatch(ANY_NAME, stream):
         raise UnknownStream(stream)
     return stream
 
 
-Named = Annotated[str, Depends(_named)]
-
-EXAMPLE = {"name": "clicks", "partitions": 4, "fields": {"id": "string", "amount": "double?"}}
-RECORDS_SCHEMA = {
-    "type": "object",
-    "required": ["records"],
-    "additionalProperties": False,
-    "properties": {"records": {"type": "array", "minItems": 1, "items": _RECORD_SCHEMA}},
-}
-RECORD = {"key": "u1", "value": {"id": "e-1", "amount": 12.5}, "timestamp": 1_700_000_000_000}
+NamedStream = Annotated[str, Depends(stream_name)]
 
 
 @router.post(
@@ -217,7 +135,7 @@ def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCu
 
 
 @router.get("/v1/streams/{stream:name}", responses={200: {"model": StreamView}, **declared(401, 403, 404)})
-def get_stream(request: Request, stream: Named, _: Reader) -> Response:
+def get_stream(request: Request, stream: NamedStream, _: Reader) -> Response:
     """Read a stream's settings and how much is in it."""
     return _answer_stream(*request.state.catalog.read(_found, stream))
 
@@ -229,7 +147,7 @@ def get_stream(request: Request, stream: Named, _: Reader) -> Response:
 )
 async def update_stream(
     request: Request,
-    stream: Named,
+    stream: NamedStream,
     _: Writer,
     _if_match: Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")] = None,
 ) -> Response:
@@ -241,106 +159,10 @@ async def update_stream(
 
 
 @router.delete("/v1/streams/{stream:name}", status_code=204, responses=declared(401, 403, 404, 409))
-def delete_stream(request: Request, stream: Named, _: Writer) -> Response:
+def delete_stream(request: Request, stream: NamedStream, _: Writer) -> Response:
     """Delete a stream and its records; 409 while a job reads or writes it."""
     request.state.catalog.write(streams.delete_stream, stream)
     return Response(status_code=204)
-
-
-@router.post(
-    "/v1/streams/{stream:name}/records",
-    responses={200: {"model": Appended}, **declared(400, 401, 403, 404, 409, 413, 415, 422, 429, 503)},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON: {"schema": RECORDS_SCHEMA, "example": {"records": [RECORD]}},
-                NDJSON: {"schema": {"type": "string"}, "example": orjson.dumps(RECORD).decode() + "\n"},
-                ARROW: {"schema": {"type": "string", "format": "binary"}},
-            },
-        }
-    },
-)
-async def append_records(
-    request: Request,
-    stream: Named,
-    caller: Writer,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            alias="Idempotency-Key",
-            min_length=1,
-            max_length=255,
-            description="The same key and body again, within 24 h: appended once, answered the same.",
-        ),
-    ] = None,
-) -> Response:
-    """Append records, all or none; when this answers they are durable.
-
-    JSON (`{"records": […]}`), one record a line (NDJSON), or an Arrow IPC stream with the columns key, value
-    (JSON text), timestamp (int64 or timestamp[ms]), partition and headers, each of them optional. At most 2,000,000
-    records; a key has up to 64 KiB, a value up to 8 MiB.
-    """
-    media_type = media_type_of(request.headers.get("Content-Type", ""))
-    target = await run_in_threadpool(request.state.catalog.read, _writable, stream)
-    with request.state.ingest.room() as room:
-        body = await _body(request, room)
-        post = _Post(target, media_type, body, caller.id, idempotency_key)
-        handed_in = await run_in_threadpool(_hand_in, request.state, post)
-        return answer(await asyncio.wrap_future(handed_in))
-
-
-@router.get(
-    "/v1/streams/{stream:name}/records",
-    responses={
-        200: {
-            "model": RecordPage,
-            "description": "A page; as Arrow with the columns partition, offset, key, value, timestamp, window_start, "
-            f"window_end, headers, and the cursor of the next page in the header `{NEXT_HEADER}`",
-            "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
-        },
-        **declared(401, 403, 404, 406, 410, 422, 503),
-    },
-)
-def read_records(
-    request: Request,
-    stream: Named,
-    _: Reader,
-    partition: Annotated[int | None, Query(ge=0, description="0 unless the cursor says otherwise.")] = None,
-    from_offset: Annotated[
-        int | None, Query(ge=0, le=2**63 - 1, description="Where to begin; at the start when absent.")
-    ] = None,
-    cursor: PageCursor = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_RECORDS, description="How many records at most.")] = 500,
-    key_encoding: Annotated[
-        KeyEncoding, Query(description="How JSON shows keys; those of changelogs are always base64.")
-    ] = "utf8",
-) -> Response:
-    """Read records of one partition by offset, or on from a cursor; as JSON, or as Arrow by `Accept`.
-
-    A page ends at `limit`, at 32 MiB, or where it takes too many files; `next` tells whether there is more.
-    """
-    kind = accepts(request, JSON, ARROW)
-    state = request.state
-    found = state.catalog.read(streams.get_stream, stream)
-    place = _place(found, state.catalog.lineage, partition, from_offset, cursor)
-    try:
-        pages, end = _pages(state, found, *place, limit)
-    except SegmentMissing:  # the collector was faster: ask the catalog where the records are now
-        pages, end = _pages(state, found, *place, limit)
-    following = None
-    if pages:
-        offset = pages[-1].column("offset")[-1].as_py() + 1
-        if offset < end:
-            following = opaque(Cursor(found.id, state.catalog.lineage, place[0], offset))
-    if kind == ARROW:
-        headers = {NEXT_HEADER: following} if following else {}
-        return Response(arrow_answer(pages), headers=headers, media_type=ARROW)
-    encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
-    return Response(json_answer(pages, encoding, following), media_type=JSON)
-
-
-# ---------------------------------------------------------------- streams as they are shown
 
 
 Described = tuple[StreamRow, list[PartitionRow]]
@@ -408,112 +230,3 @@ def _view(stream: StreamRow, partitions: list[PartitionRow]) -> dict[str, Any]:
         "custom_partitioning": stream.custom_partitioning,
         "created_at": stream.created_at.isoformat(),
     }
-
-
-# ---------------------------------------------------------------- records in
-
-
-@dataclass(frozen=True, slots=True)
-class _Post:
-    """A request to append, its body read."""
-
-    stream: StreamRow
-    media_type: str
-    body: bytes
-    api_key_id: str
-    idempotency_key: str | None
-
-    def idempotency(self) -> Idempotency | None:
-        if self.idempotency_key is None:
-            return None
-        sha256 = hashlib.sha256(self.media_type.encode() + b"\n")
-        sha256.update(self.body)
-        return Idempotency(self.api_key_id, self.stream.id, self.idempotency_key, sha256.hexdigest())
-
-
-def _writable(s: Session, name: str) -> StreamRow:
-    stream = streams.get_stream(s, name)
-    if stream.kind != "user":
-        raise InternalStream(name)
-    return stream
-
-
-async def _body(request: Request, room: Room) -> bytes:
-    """The body; BufferFull as soon as it is known that there is no room for it."""
-    declared_length = request.headers.get("Content-Length", "")
-    if declared_length.isdigit():
-        room.at_least(int(declared_length))
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        room.at_least(size)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _hand_in(state: Any, post: _Post) -> "Future[Answer]":
-    """Read a body and hand its records to the buffer; an answer that was given before is given again."""
-    now_ms = time.time_ns() // 1_000_000
-    metrics.INGESTED_BYTES.inc(len(post.body))
-    idempotency = post.idempotency()
-    if idempotency is not None:
-        answered = state.ingest.answered(idempotency)
-        if answered is not None:
-            done: Future[Answer] = Future()
-            done.set_result(answered)
-            return done
-    stream = post.stream
-    rules = Rules(
-        partitions=stream.partitions,
-        now_ms=now_ms,
-        max_future_ms=stream.max_future_ms,
-        fields=stream.fields,
-        max_bytes=state.settings.max_body_bytes,
-    )
-    handed_in: Future[Answer] = state.ingest.append(stream, decode(post.media_type, post.body, rules), idempotency)
-    return handed_in
-
-
-# ---------------------------------------------------------------- records out
-
-
-def _place(
-    stream: StreamRow, lineage: str, partition: int | None, from_offset: int | None, cursor: str | None
-) -> tuple[int, int | None]:
-    """(partition, offset) to read from; None: the start."""
-    if cursor is None:
-        return partition or 0, from_offset
-    found = cursor_of(cursor)
-    if found is None or found.stream != stream.id or found.lineage != lineage:
-        raise _no_cursor(f"the cursor does not belong to the stream {stream.name!r}")
-    if from_offset is not None or partition not in (None, found.partition):
-        raise _no_cursor("the cursor says where to read on, the query says otherwise")
-    return found.partition, found.offset
-
-
-def _no_cursor(detail: str) -> ProblemError:
-    return ProblemError(422, "invalid_cursor", detail, [{"pointer": "?cursor", "detail": detail}])
-
-
-def _pages(
-    state: Any, stream: StreamRow, partition: int, offset: int | None, limit: int
-) -> tuple[list[pa.RecordBatch], int]:
-    """Batches of PAGE_SCHEMA from `offset` on, and the partition's end. Raises OffsetTruncated."""
-    if partition >= stream.partitions:
-        raise UnknownPartition(f"{stream.name}/{partition}")
-    wanted = state.catalog.read(segments.chunks_from, stream.id, partition, offset or 0, limit)
-    if offset is not None and offset < wanted.start_offset:
-        raise OffsetTruncated(wanted.start_offset)
-    pages: list[pa.RecordBatch] = []
-    rows_left, bytes_left = limit, MAX_PAGE_BYTES
-    for chunk in wanted.chunks:
-        skipped = max(0, (offset or 0) - chunk.first_offset)
-        batch = state.storage.read_chunk(chunk).slice(skipped, rows_left)
-        found = as_page(batch, partition, chunk.first_offset + skipped)
-        rows, size = rows_within(found, bytes_left)
-        pages.append(found.slice(0, max(rows, 0 if pages else 1)))
-        rows_left, bytes_left = rows_left - rows, bytes_left - size
-        if rows < found.num_rows or rows_left <= 0:
-            break
-    return [found for found in pages if found.num_rows], wanted.end_offset

@@ -1,0 +1,203 @@
+"""Entries as they are answered: JSON pages, NDJSON and Arrow exports, and the moment that an answer is of.
+
+Knows the shapes of answers. Refuses to know how entries are found (`service.lookups`).
+"""
+
+import base64
+from collections.abc import AsyncIterator, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Final
+
+import orjson
+import pyarrow as pa
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from service.api.lookup_requests import KeyEncoding, Lookup, cursor_of_start
+from service.api.models import WindowView
+from service.lookups import Look, Lookups
+from service.payloads import ARROW, NDJSON
+from service.positions import Position, opaque
+from service.problems import refused
+from service.streams.stores.reading import Found
+from service.streams.stores.reading import Query as StoreQuery
+
+NEXT_HEADER: Final = "Millrace-Next"
+AS_OF_HEADER: Final = "Millrace-As-Of"
+EXPORT_PAGE: Final = 1000
+
+EXPORT_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("window_start", pa.int64()),
+        pa.field("window_end", pa.int64()),
+        pa.field("value", pa.utf8()),
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("closes_at", pa.int64()),
+        pa.field("is_final", pa.bool_(), nullable=False),
+    ]
+)
+
+
+class EntryView(BaseModel):
+    """One entry."""
+
+    key: Annotated[str | None, Field(description="Null where only a hash of a very long identity is kept.")]
+    window: WindowView | None
+    value: Any
+    timestamp: int
+    closes_at: Annotated[
+        int | None,
+        Field(description="The stream time at which the window closes; past which, if its end is inclusive."),
+    ]
+    is_final: Annotated[bool, Field(description="Whether it has closed: nothing changes the entry any more.")]
+
+
+class AsOf(BaseModel):
+    """The moment that an answer is of."""
+
+    stream_time: Annotated[int | None, Field(description="The highest of the partitions that answered.")]
+    position: Annotated[str, Field(description="Opaque; as `min_position`, the next answer is no older.")]
+    lag_records: Annotated[int, Field(description="Records and changes that are there and that it does not reflect.")]
+    served_by: Annotated[str, Field(description="The instance whose replica was read, or `redis`.")]
+
+
+class LookupPage(BaseModel):
+    """Entries by key, then as in the store; a page may be short and have a next one all the same."""
+
+    store: str
+    items: list[EntryView]
+    as_of: AsOf
+    next: str | None
+
+
+def as_json(look: Look, lineage: str, encoding: KeyEncoding, following: str | None) -> bytes:
+    """`{"store", "items", "as_of", "next"}`."""
+    items = [_item(found, encoding) for found in look.page.items]
+    shown = {"store": look.known.now.name, "items": items, "as_of": _as_of(look, lineage), "next": following}
+    return orjson.dumps(shown)
+
+
+def _item(found: Found, encoding: KeyEncoding) -> dict[str, Any]:
+    entry = found.entry
+    return {
+        "key": None if entry.key is None else _shown_key(entry.key, encoding),
+        "window": None if entry.window is None else {"start": entry.window[0], "end": entry.window[1]},
+        "value": None if entry.value is None else orjson.Fragment(entry.value),
+        "timestamp": entry.timestamp,
+        "closes_at": entry.closes_at,
+        "is_final": found.is_final,
+    }
+
+
+def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
+    if encoding == "base64":
+        return base64.b64encode(key).decode()
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        detail = "a key in the answer is not UTF-8: ask with key_encoding=base64"
+        raise refused("key_not_text", "?key_encoding", detail) from error
+
+
+def _as_of(look: Look, lineage: str) -> dict[str, Any]:
+    told = look.page.told
+    offsets = tuple((partition, each.position) for partition, each in told.items())
+    stream_time = max((each.stream_time for each in told.values()), default=-1)
+    return {
+        "stream_time": stream_time if stream_time >= 0 else None,
+        "position": opaque_position(look.known.now.changelog, lineage, offsets),
+        "lag_records": look.known.lag(told),
+        "served_by": _server(look),
+    }
+
+
+@lru_cache(maxsize=4096)
+def opaque_position(changelog: str, lineage: str, offsets: tuple[tuple[int, int], ...]) -> str:
+    """The position of a store: offsets of its changelog by partition."""
+    return opaque(Position(changelog, lineage, {str(partition): offset for partition, offset in offsets}))
+
+
+def _server(look: Look) -> str:
+    """The instance by its name, where the catalog still knows it as an owner."""
+    names = {at.instance_id: at.instance for at in look.known.now.partitions}
+    return names.get(look.served_by) or look.served_by
+
+
+def following_cursor(look: Look, lineage: str, digest: int) -> str | None:
+    return None if look.page.next is None else cursor_of_start(look.known, lineage, digest, (0, look.page.next))
+
+
+def export(request: Request, look: Look, query: StoreQuery, media_type: str, asked: Lookup, digest: int) -> Response:
+    """All entries (or `limit` of them), page by page, each as of its own moment; no more in memory than one page."""
+    lineage = request.state.catalog.lineage
+    headers = {AS_OF_HEADER: orjson.dumps(_as_of(look, lineage)).decode()}
+    is_page = asked.limit is not None
+    if is_page and (following := following_cursor(look, lineage, digest)) is not None:
+        headers[NEXT_HEADER] = following
+    if media_type == NDJSON:
+        _written(look.page.items, asked.key_encoding)  # what is no text is refused while there is time
+    pages = _pages(request.state.lookups, look, query, is_page=is_page)
+    body = _arrow(pages) if media_type == ARROW else _lines(pages, asked.key_encoding)
+    return StreamingResponse(body, headers=headers, media_type=media_type)
+
+
+async def _pages(lookups: Lookups, look: Look, query: StoreQuery, *, is_page: bool) -> AsyncIterator[list[Found]]:
+    while True:
+        yield look.page.items
+        if look.page.next is None or is_page:
+            return
+        look = await lookups.look(look.known, query, EXPORT_PAGE, look.page.next)
+
+
+async def _lines(pages: AsyncIterator[list[Found]], encoding: KeyEncoding) -> AsyncIterator[bytes]:
+    async for items in pages:
+        yield _written(items, encoding)
+
+
+def _written(items: Sequence[Found], encoding: KeyEncoding) -> bytes:
+    return b"".join(orjson.dumps(_item(found, encoding), option=orjson.OPT_APPEND_NEWLINE) for found in items)
+
+
+async def _arrow(pages: AsyncIterator[list[Found]]) -> AsyncIterator[bytes]:
+    sink = _Parts()
+    with pa.ipc.new_stream(sink, EXPORT_SCHEMA) as writer:
+        async for items in pages:
+            if items:
+                writer.write_batch(_as_arrow(items))
+            yield sink.taken()
+    yield sink.taken()
+
+
+class _Parts:
+    """A file that is handed on as it is written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, part: Any) -> int:
+        self._parts.append(bytes(part))
+        return len(self._parts[-1])
+
+    def taken(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+def _as_arrow(items: Sequence[Found]) -> pa.RecordBatch:
+    entries = [found.entry for found in items]
+    windows = [entry.window or (None, None) for entry in entries]
+    columns: list[list[Any]] = [
+        [entry.key for entry in entries],
+        [start for start, _ in windows],
+        [end for _, end in windows],
+        [entry.value for entry in entries],
+        [entry.timestamp for entry in entries],
+        [entry.closes_at for entry in entries],
+        [found.is_final for found in items],
+    ]
+    arrays = [pa.array(column, part.type) for column, part in zip(columns, EXPORT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=EXPORT_SCHEMA)
