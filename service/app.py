@@ -95,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
             await loading
             state["hub"].close()
             await state["rounds"].stop()
-            await state["lookups"].close()
+            await state["lookups"].reader.close()
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
 

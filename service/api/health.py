@@ -98,7 +98,7 @@ def info(request: Request, _: Reader) -> Response:
 async def prometheus_metrics(request: Request, _: Reader) -> Response:
     """Requests of this process; jobs, tasks and operators as the catalog has them; sizes of stores that can be read."""
     figures = await run_in_threadpool(request.state.catalog.read, overview.figures)
-    sizes = await request.state.lookups.sizes(overview.store_partitions(figures.tasks, figures.stores))
+    sizes = await request.state.lookups.reader.sizes(overview.store_partitions(figures.tasks, figures.stores))
     text = await run_in_threadpool(metrics.exposition, figures, sizes)
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -87,7 +87,7 @@ class _Job(NamedTuple):
 async def get_job_metrics(request: Request, job: str, _: Reader) -> Response:
     """Show what a job counted and measured: lateness, drops, buffers, stores, lag, batch times."""
     found = await run_in_threadpool(request.state.catalog.read, _look, job)
-    sizes = await request.state.lookups.sizes(overview.store_partitions(found.tasks, found.stores))
+    sizes = await request.state.lookups.reader.sizes(overview.store_partitions(found.tasks, found.stores))
     return answer(_described(found, sizes))
 
 

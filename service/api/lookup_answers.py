@@ -148,7 +148,7 @@ async def _pages(lookups: Lookups, look: Look, query: StoreQuery, *, is_page: bo
         yield look.page.items
         if look.page.next is None or is_page:
             return
-        look = await lookups.look(look.known, query, EXPORT_PAGE, look.page.next)
+        look = await lookups.reader.page(look.known, query, EXPORT_PAGE, look.page.next)
 
 
 async def _lines(pages: AsyncIterator[list[Found]], encoding: KeyEncoding) -> AsyncIterator[bytes]:

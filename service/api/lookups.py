@@ -158,7 +158,7 @@ async def _look(request: Request, store: str, kind: Kind, asked: Lookup, path_ke
     digest = query_digest(kind, [query])
     _, after = page_start(asked.cursor, known, lineage, digest)
     limit = asked.limit or (DEFAULT_LIMIT if media_type == JSON else EXPORT_PAGE)
-    look = await request.state.lookups.look(known, query, limit, after)
+    look = await request.state.lookups.reader.page(known, query, limit, after)
     if media_type != JSON:
         return export(request, look, query, media_type, asked, digest)
     following = following_cursor(look, lineage, digest)
@@ -170,7 +170,7 @@ async def _fresh_enough(
 ) -> Known:
     """The store, fresh enough for all queries, and of the type that is asked for."""
     lookups: Lookups = request.state.lookups
-    known = await lookups.known(store)
+    known = await lookups.stores.get(store)
     if kind is not None and known.now.type != TYPES[kind]:
         raise WrongStoreType(store, known.now.type, kind)
     wanted = Freshness(
@@ -179,7 +179,7 @@ async def _fresh_enough(
     if not wanted.is_asked_for:
         return known
     try:
-        return await lookups.reflecting(store, queries, wanted)
+        return await lookups.fresh(store, queries, wanted)
     except PositionNotOfStore as error:
         raise refused("invalid_position", "?min_position", str(error)) from error
 
@@ -198,7 +198,8 @@ async def _batch(
         group = queries[number : number + BATCH_AT_ONCE]
         places = [after, *[None] * (len(group) - 1)]
         asked = (
-            lookups.look(known, query, limit - len(items), place) for query, place in zip(group, places, strict=True)
+            lookups.reader.page(known, query, limit - len(items), place)
+            for query, place in zip(group, places, strict=True)
         )
         for look in await asyncio.gather(*asked):
             following = look.page.next

@@ -43,13 +43,13 @@ class QuickLookups:
     async def _body(scope: Scope, asked: "_PlainLookup") -> bytes | None:
         """The answer, if all is as it is nearly always: a valid key, a store of the type asked for, known already."""
         state = scope["state"]
-        known = state["lookups"].at_hand(asked.store)
+        known = state["lookups"].stores.at_hand(asked.store)
         if known is None or known.now.type != TYPES[asked.kind]:
             return None
         if not _may_read(scope):
             return None
         try:
-            look = await state["lookups"].look(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
+            look = await state["lookups"].reader.page(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
             return None if look.page.next else as_json(look, state["catalog"].lineage, "utf8", None)
         except (StreamError, ProblemError):
             return None

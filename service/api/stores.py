@@ -91,7 +91,7 @@ async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: P
 )
 async def get_store(request: Request, store: StoreName, _: Reader) -> Response:
     """Show a store: its type, how much is in it, how far its replicas are."""
-    known = await request.state.lookups.as_of_now(store)
+    known = await request.state.lookups.stores.as_of_now(store)
     return tagged(request, await _view(request, known.now))
 
 
@@ -105,7 +105,7 @@ async def get_owner(
 ) -> Response:
     """Show which task has a key, and where it runs."""
     wanted = decoded_key(query_bytes(request, b"key") or b"", key_encoding, "?key")
-    known = await request.state.lookups.as_of_now(store)
+    known = await request.state.lookups.stores.as_of_now(store)
     if not known.now.is_keyed and len(known.now.partitions) > 1:
         raise KeyHasNoOwner(store)
     at = known.now.partitions[known.partition_of(wanted)]
@@ -137,7 +137,7 @@ async def _view(request: Request, now: StoreNow) -> Mapping[str, Any]:
 
 
 async def _partition_view(lookups: Lookups, now: StoreNow, partition: int) -> dict[str, Any]:
-    at, figures = now.partitions[partition], await lookups.figures(now, partition)
+    at, figures = now.partitions[partition], await lookups.reader.state(now, partition)
     return {
         "partition": at.partition,
         "task": at.task,

@@ -15,10 +15,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-from service import lookups
 from service.catalog.engine import Catalog
 from service.figures import Size
-from service.lookups import InRedis, Lookups
+from service.lookups import InRedis, Lookups, reader
 from service.notify import Hub
 from service.storage.view import TIMEOUT_S, Views
 from tests.serving import Serving, serving
@@ -149,11 +148,11 @@ def test_the_json_has_rates_since_the_job_was_made(service: Serving) -> None:
 def test_stores_that_can_not_be_read_in_time_are_left_out(
     migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookups, "SIZES_S", 0.2)
+    monkeypatch.setattr(reader, "SIZES_S", 0.2)
 
     async def ask(url: str) -> dict[tuple[str, int], Size]:
         source = InRedis(Views(url))
-        found = await Lookups(catalog, Hub(), source).sizes([("store", 0), ("store", 1)])
+        found = await Lookups(catalog, Hub(), source).reader.sizes([("store", 0), ("store", 1)])
         await source.close()
         return found
 

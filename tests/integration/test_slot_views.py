@@ -15,6 +15,7 @@ import pytest
 
 from service import lookups
 from service.storage import view
+from service.streams.errors import StoreNotReadable
 from spark_jobs import memory, views
 from spark_jobs.client import Api, Json, Place
 from spark_jobs.pulse import Pulse
@@ -235,5 +236,5 @@ def test_the_views_of_deleted_stores_are_swept_away(world: World) -> None:
 
 
 def test_redis_that_can_not_be_reached_is_a_failed_round_not_a_dead_loop(world: World) -> None:
-    with pytest.raises(lookups.StoreNotReadable, match="Redis"):
+    with pytest.raises(StoreNotReadable, match="Redis"):
         lookups.sweep_views("redis://127.0.0.1:1/0", world.service.catalog)

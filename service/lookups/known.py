@@ -1,0 +1,135 @@
+"""Stores as the catalog described them a moment ago: read again when something happened to one, and once a second.
+
+It knows wake-ups; it refuses to know what is in a store. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.concurrency import run_in_threadpool
+
+from service.catalog.engine import JOBS, Catalog, job_topic, progress_topic, stream_topic
+from service.catalog.stores import StoreNow, store_now
+from service.notify import Hub
+from service.streams.errors import UnknownStore
+from service.streams.partitioner import murmur2
+from service.streams.stores.forms import form_of
+from service.streams.stores.reading import Form, Query, Told
+from service.streams.topology.graph import Topology
+
+ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will come by itself
+KNOWN_FOR_S: Final = 1.0  # what the catalog says of a store is used so long, unless something woke
+READ_AHEAD_S: Final = 0.5  # then it is read again behind the back of who asks, so that nobody waits for it
+LEAST_PAUSE_S: Final = 0.02  # between two looks at how far a store is, however much is written
+MAX_FORMS: Final = 1000  # that are kept ready
+
+
+@dataclass(slots=True)
+class Known:
+    """A store as the catalog described it at some moment; `seen`: the wake-up after which that was.
+
+    `fate`: topics that change what the store is; `progress`: those that change how far it is.
+    """
+
+    now: StoreNow
+    form: Form
+    seen: int
+    read_s: float
+    fate: tuple[str, ...]
+    progress: tuple[str, ...]
+    partitions: range = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partitions = range(len(self.now.partitions))
+
+    def partitions_of(self, query: Query) -> Sequence[int]:
+        """Where the entries of a query are: one partition where a key says so."""
+        if query.first is None or not query.is_of_key or not self.now.is_keyed:
+            return self.partitions
+        return (self.partition_of(query.first),)
+
+    def partition_of(self, key: bytes) -> int:
+        """The partition that records with this key come in, where their key says so."""
+        count = len(self.now.partitions)
+        return 0 if count == 1 else (murmur2(key) & 0x7FFFFFFF) % count
+
+    def lag(self, told: dict[int, Told]) -> int:
+        """Records that the partitions have not read, and changes that these answers did not hold."""
+        at = self.now.partitions
+        return sum(at[p].input_lag + max(0, at[p].end - each.position) for p, each in told.items())
+
+
+class KnownStores:
+    """Stores by name, as the catalog described them a moment ago."""
+
+    def __init__(self, catalog: Catalog, hub: Hub) -> None:
+        self._catalog, self._hub = catalog, hub
+        self._known: dict[str, Known] = {}
+        self._forms: dict[str, Form] = {}
+        self._reading: dict[str, asyncio.Task[Known]] = {}
+
+    async def get(self, name: str) -> Known:
+        """A store, as of now or a moment ago. Raises UnknownStore."""
+        return self.at_hand(name) or await self._read_shared(name)
+
+    def at_hand(self, name: str) -> Known | None:
+        """A store, if what is known of it is fresh."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        age_s = time.monotonic() - known.read_s
+        if age_s > KNOWN_FOR_S or self._hub.has_woken(known.fate, known.seen):
+            return None
+        is_quiet = age_s < LEAST_PAUSE_S or not self._hub.has_woken(known.progress, known.seen)
+        if is_quiet and age_s > READ_AHEAD_S:
+            self._look_at_catalog(name)
+        return known if is_quiet else None
+
+    async def as_of_now(self, name: str) -> Known:
+        """A store as the catalog has it now. Raises UnknownStore."""
+        seen, read_s = self._hub.seen, time.monotonic()
+        try:
+            now, form = await run_in_threadpool(self._look_up, name)
+        except UnknownStore:
+            self._known.pop(name, None)
+            raise
+        streams = {now.changelog, *(stream_id for at in now.partitions for stream_id in at.inputs)}
+        progress = (progress_topic(now.job_id), *map(stream_topic, sorted(streams)))
+        known = Known(now, form, seen, read_s, (JOBS, job_topic(now.job_id)), progress)
+        self._known[name] = known
+        return known
+
+    async def _read_shared(self, name: str) -> Known:
+        """One look at the catalog for all who ask at the same time."""
+        return await asyncio.shield(self._look_at_catalog(name))
+
+    def _look_at_catalog(self, name: str) -> asyncio.Task[Known]:
+        task = self._reading.get(name)
+        if task is None:
+            task = self._reading[name] = asyncio.create_task(self.as_of_now(name))
+            task.add_done_callback(lambda done: self._has_looked(name, done))
+        return task
+
+    def _has_looked(self, name: str, done: asyncio.Task[Known]) -> None:
+        del self._reading[name]
+        if not done.cancelled():
+            done.exception()  # who waited has it; where nobody did, the next one asks for himself
+
+    def _look_up(self, name: str) -> tuple[StoreNow, Form]:
+        now = self._catalog.read(store_now, name)
+        form = self._forms.get(now.id)
+        if form is None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            form = self._forms[now.id] = _form(now)
+        return now, form
+
+
+def _form(now: StoreNow) -> Form:
+    nodes = Topology.from_json(now.topology).sub_topologies[now.sub_topology].nodes
+    return form_of(next(node for node in nodes if node.store is not None and node.store.name == now.name))

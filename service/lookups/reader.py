@@ -1,0 +1,99 @@
+"""Reading stores: a page of a query, the state of a replica, sizes.
+
+It knows that a store which never changed is empty, even where nobody has begun a replica. It refuses to know how fresh
+an answer must be (`freshness`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
+
+from service.catalog.stores import StoreNow
+from service.figures import Size
+from service.lookups.known import ENDED, Known
+from service.lookups.sources import Answer, ReplicaAbsent, ReplicaState, StoreSource
+from service.streams.clock import NOT_STARTED
+from service.streams.errors import StoreNotReadable
+from service.streams.stores.reading import Ask, Page, Place, Query, Reading, Told, read_page
+
+T = TypeVar("T")
+
+SIZES_S: Final = 2.0  # for all stores together, where their sizes are only wanted beside other figures
+
+
+class Look(NamedTuple):
+    """A page, the store as it was known then, and who served it."""
+
+    page: Page
+    known: Known
+    served_by: str
+
+
+class StoreReader:
+    """Reads the stores of one catalog from one source."""
+
+    def __init__(self, source: StoreSource, lineage: str) -> None:
+        self._source, self._lineage = source, lineage
+
+    async def close(self) -> None:
+        """Close the source."""
+        await self._source.close()
+
+    async def page(self, known: Known, query: Query, limit: int, after: Place | None = None) -> Look:
+        """One page of a query. Raises StoreNotReadable."""
+        reading = read_page(known.form, query, known.partitions_of(query), limit, after)
+        page, served_by = await self._drive(known, reading)
+        return Look(page, known, served_by)
+
+    async def glance(self, known: Known, partition: int) -> Told:
+        """The position and stream time of a partition, without entries. Raises StoreNotReadable."""
+        return (await self._answer(known, Ask(partition, (), 1, False))).told
+
+    async def state(self, now: StoreNow, partition: int) -> ReplicaState | None:
+        """The state of a partition's replica; None where it can not be read."""
+        try:
+            return await self._source.state(now.id, self._lineage, partition)
+        except StoreNotReadable:
+            return None if now.partitions[partition].end > 0 else ReplicaState(0, NOT_STARTED, 0, 0)
+
+    async def sizes(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Size]:
+        """Sizes of partitions of stores (id, partition); those that can not be read within SIZES_S are left out."""
+        found: dict[tuple[str, int], Size] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SIZES_S):
+                for store_id, partition in wanted:
+                    await asyncio.sleep(0)  # a replica is read at once: lookups go first
+                    with suppress(StoreNotReadable):
+                        state = await self._source.state(store_id, self._lineage, partition)
+                        found[store_id, partition] = Size(state.entries, state.bytes)
+        return found
+
+    async def _drive(self, known: Known, reading: Reading[T]) -> tuple[T, str]:
+        served_by = ""
+        try:
+            asks = next(reading)
+            while True:
+                if len(asks) == 1:
+                    answers = [await self._answer(known, asks[0])]
+                else:
+                    answers = await asyncio.gather(*(self._answer(known, ask) for ask in asks))
+                served_by = answers[0].served_by
+                asks = reading.send([answer.told for answer in answers])
+        except StopIteration as end:
+            return end.value, served_by
+
+    async def _answer(self, known: Known, ask: Ask) -> Answer:
+        try:
+            return await self._source.answer(known.now.id, self._lineage, ask)
+        except StoreNotReadable as error:
+            if known.now.partitions[ask.partition].end == 0:
+                return Answer(Told(0, NOT_STARTED, [[] for _ in ask.spans]), "catalog")
+            if isinstance(error, ReplicaAbsent) and known.now.job_state in ENDED:
+                raise StoreNotReadable(
+                    f"{error.reason}; the job is {known.now.job_state}: it is filled again, from the changelog, "
+                    "when the job runs (`:restart` it)"
+                ) from error
+            raise

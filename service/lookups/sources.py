@@ -1,0 +1,145 @@
+"""Where stores can be read: replicas of instances on this machine, or the view in Redis.
+
+It knows how each is asked, and turns their errors into StoreNotReadable. It refuses to know what an entry means
+(`streams.stores`) and which of the two serves (`service.app`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import lmdb
+import redis
+
+from service.catalog.engine import Catalog
+from service.catalog.stores import store_ids
+from service.storage import view
+from service.storage.in_place import ReplicaMissing, ReplicasInPlace
+from service.storage.view import Names, ViewMissing, Views
+from service.streams.errors import StoreNotReadable
+from service.streams.stores.reading import Ask, Told, tell
+
+
+class Answer(NamedTuple):
+    """The result of an ask, and who served it: an instance's id, or `redis`."""
+
+    told: Told
+    served_by: str
+
+
+class ReplicaState(NamedTuple):
+    """A replica's changelog position, stream time (ms), number of store keys, and bytes."""
+
+    position: int
+    stream_time: int
+    entries: int
+    bytes: int
+
+
+class StoreSource(Protocol):
+    """Where stores can be read."""
+
+    async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
+        """The state of a partition's replica. Raises StoreNotReadable."""
+
+    async def close(self) -> None: ...
+
+    async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
+        """Answer an ask, all of it at one moment. Raises StoreNotReadable."""
+
+
+class OnDisk:
+    """Replicas of instances on this machine."""
+
+    def __init__(self, replicas: ReplicasInPlace) -> None:
+        self._replicas = replicas
+
+    async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
+        """Answer from the replica that is furthest."""
+        with _on_disk(ask.partition), self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
+            return Answer(tell(found, ask), instance_id)
+
+    async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
+        """The state of the replica that is furthest."""
+        with _on_disk(partition), self._replicas.glance(store_id, partition, lineage) as (found, size):
+            told = tell(found, Ask(partition, (), 1, False))
+            return ReplicaState(told.position, told.stream_time, *size)
+
+    async def close(self) -> None:
+        """Close the replicas."""
+        self._replicas.close()
+
+
+class InRedis:
+    """The view."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._names: dict[tuple[str, int], Names] = {}
+
+    async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
+        """Answer from the view."""
+        with _readable(ask.partition):
+            return Answer(await self._views.tell(self._names_of(store_id, lineage, ask.partition), ask), "redis")
+
+    async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
+        """The state of the view."""
+        names = self._names_of(store_id, lineage, partition)
+        with _readable(partition):
+            told = await self._views.tell(names, Ask(partition, (), 1, False))
+            return ReplicaState(told.position, told.stream_time, *await self._views.size(names))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._views.close()
+
+    def _names_of(self, store_id: str, lineage: str, partition: int) -> Names:
+        names = self._names.get((store_id, partition))
+        if names is None:
+            names = self._names[store_id, partition] = Names(store_id, partition, lineage)
+        return names
+
+
+def sweep_views(url: str, catalog: Catalog) -> int:
+    """Delete the views of stores that were deleted; returns how many. Raises StoreNotReadable."""
+    with _in_redis(), view.connect(url) as client:
+        return view.sweep(client, catalog.lineage, lambda: catalog.read(store_ids))
+
+
+def ping_views(url: str) -> None:
+    """Raises StoreNotReadable when Redis does not answer."""
+    with _in_redis(), view.connect(url) as client:
+        client.ping()
+
+
+class ReplicaAbsent(StoreNotReadable):
+    """Nobody has begun what is asked for, or it was lost: only a job that runs makes it."""
+
+
+@contextmanager
+def _on_disk(partition: int) -> Iterator[None]:
+    try:
+        yield
+    except ReplicaMissing:
+        raise ReplicaAbsent(f"no instance on this machine has a replica of partition {partition}") from None
+    except lmdb.Error as error:
+        raise StoreNotReadable(f"the replica of partition {partition} can not be read: {error}") from error
+
+
+@contextmanager
+def _readable(partition: int) -> Iterator[None]:
+    with _in_redis():
+        try:
+            yield
+        except ViewMissing:
+            raise ReplicaAbsent(f"the view of partition {partition} is not there (yet)") from None
+
+
+@contextmanager
+def _in_redis() -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        raise StoreNotReadable(f"Redis does not answer: {error}") from error
