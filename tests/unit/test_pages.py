@@ -1,4 +1,4 @@
-"""README and docs: their shell is shell, the jobs in it are jobs, and their links lead somewhere."""
+"""README and docs: their shell is shell, the jobs in it are jobs, and links and citations of them lead somewhere."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from service.streams.topology.spec import JobSpec
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text()
+SOURCES = sorted(
+    path
+    for part in ("service", "spark_jobs", "migrations", "benchmarks", "tests")
+    for path in (ROOT / part).rglob("*.py")
+)
+CITATION = re.compile(
+    r"([\w./-]+\.md)\b(?:,\s+([A-Z]\w+)|\s+§([\d.]*\d))?"
+)  # a page, and a heading's first word or number
 
 
 def anchors(page: Path) -> set[str]:
@@ -59,3 +67,12 @@ def test_each_field_of_a_job_is_on_the_page_of_operators() -> None:
     page = (ROOT / "docs" / "operators.md").read_text()
     for name in JobSpec.model_fields:
         assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_page_that_a_module_cites_is_there_with_its_heading(source: Path) -> None:
+    for name, word, number in CITATION.findall(source.read_text()):
+        page = next((path for path in (ROOT / name, ROOT / "docs" / name) if path.exists()), None)
+        assert page is not None, name
+        if begin := word or number:
+            assert re.search(rf"^#+ {re.escape(begin)}\b", page.read_text(), re.MULTILINE), f"{name}: {begin}"
