@@ -415,7 +415,7 @@ class Slot:
         """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
         chain, work = self._chain_of(task.now.sub_topology), task.work
         batch = None if work is None or task.has_backlog else read_batch(self._storage, work, task.now.skips)
-        self._is_swollen |= batch is None or batch.records.nbytes > SWELLS_BYTES
+        self._is_swollen |= batch is None or batch.rows.nbytes > SWELLS_BYTES
         with task.states() as states:
             if task.has_backlog:
                 done = go_on(task.now, chain, states, self._routes)

@@ -16,25 +16,15 @@ import pyarrow as pa
 
 from service.storage.segments import EncodedSegment, Storage, encode_segment
 from service.streams import clock
+from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread, batch_of
 from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import TASK_SCHEMA, Chunk, StateReader, as_task_batch, empty
+from service.streams.records import Chunk, StateReader
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.dropped import counted, kept
 from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
 
 MAX_BATCH_BYTES = 192 << 20  # of decoded records: what a slot holds at once, however many records were asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Records [start, end) of one input, skipped ones left out (TASK_SCHEMA); `end` may fall short of the work's."""
-
-    records: pa.RecordBatch
-    stream_id: str
-    partition: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +56,18 @@ def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()
 
     Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
     """
-    parts: list[pa.RecordBatch] = []
+    parts: list[Part] = []
     end, size = work.start, 0
     for chunk in work.chunks:
         if size >= MAX_BATCH_BYTES:
             break
         part = _part(storage.read_chunk(chunk), chunk, work)
         parts.append(part)
-        end, size = min(chunk.first_offset + chunk.records, work.end), size + part.nbytes
+        end, size = min(chunk.first_offset + chunk.records, work.end), size + part.records.nbytes
     else:
         end = work.end
-    records = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
-    return Batch(_without(records, skips), work.stream_id, work.partition, work.start, end)
+    unread = Unread(Input(work.stream_id, work.partition), Position(work.start), end, parts)
+    return batch_of([unread], [(0, offset) for offset in skips])
 
 
 def run_batch(
@@ -85,23 +75,24 @@ def run_batch(
 ) -> Done:
     """Run the operators over a batch, against the state as of its first record; nothing is written yet.
 
-    Where more closes than is to be held at once it is the beginning of the batch, or only a part of what its first
-    record closes. Raises ExpressionFailed with operator and source offset.
+    Where it is too much at once it is the beginning of the batch. Raises OperatorFailed with the record.
     """
     started = time.perf_counter()
-    result = chain.run(batch.records, states)
-    taken, is_cut = result.taken(batch.records), result.until is not None
-    end = batch.end if result.until is None else result.until
-    moved: Json = {"stream_id": batch.stream_id, "partition": batch.partition, "from": batch.start, "to": end}
-    positions = [moved] if taken or not is_cut else []
-    done = _done(task, chain, result, routes, started, records_in=taken, positions=positions)
-    return replace(done, cut_after=taken if is_cut else None)
+    result = chain.run(batch, states)
+    moved: list[Json] = [
+        {"stream_id": read.stream_id, "partition": read.partition, "from": start.offset, "to": position.offset}
+        for read, start, position in zip(
+            batch.origins.inputs, batch.starts, batch.positions(result.taken), strict=True
+        )
+    ]
+    done = _done(task, chain, result, routes, started, records_in=result.taken, positions=moved)
+    return replace(done, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
 
 
 def go_on(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader], routes: Routes) -> Done:
     """Let operators say more of what they were given, where that was too much for one commit; inputs stay."""
     started = time.perf_counter()
-    result = chain.run(empty(TASK_SCHEMA), states)
+    result = chain.go_on(states, _nothing_of(task))
     return _done(task, chain, result, routes, started, records_in=0, positions=[])
 
 
@@ -115,7 +106,7 @@ def advance(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader],
     advanced: Json = {"to": to, "reason": task.advance}
     if to is None or task.advance is None:
         return Done(None, {}, _commit(task, [], {}, clock.NOT_STARTED) | {"advance": advanced})
-    result = chain.advance(to, states, task.advance)
+    result = chain.advance(to, states, task.advance, _nothing_of(task))
     done = _done(task, chain, result, routes, started, records_in=0, positions=[])
     done.commit["advance"] = advanced
     done.commit["counters"]["advances"] = {task.advance: 1}
@@ -127,19 +118,17 @@ def described(segment: EncodedSegment, segment_id: str) -> Json:
     return {"id": segment_id, "bytes": segment.bytes, "chunks": [chunk._asdict() for chunk in segment.chunks]}
 
 
-def _part(records: pa.RecordBatch, chunk: Chunk, work: Work) -> pa.RecordBatch:
-    """The rows of a chunk that lie in the range, with their offsets; no copy of the records."""
+def _part(records: pa.RecordBatch, chunk: Chunk, work: Work) -> Part:
+    """The rows of a chunk that lie in the range; no copy of the records."""
     first = max(work.start - chunk.first_offset, 0)
     last = min(work.end - chunk.first_offset, chunk.records)
-    offsets = np.arange(chunk.first_offset + first, chunk.first_offset + last, dtype=np.int64)
-    return as_task_batch(records.slice(first, last - first), pa.array(offsets))
+    return Part(records.slice(first, last - first), chunk.first_offset + first)
 
 
-def _without(records: pa.RecordBatch, skips: frozenset[int]) -> pa.RecordBatch:
-    if not skips:
-        return records
-    skipped = np.isin(records.column("offset").to_numpy(), list(skips))
-    return records.filter(pa.array(~skipped)) if skipped.any() else records
+def _nothing_of(task: AssignedTask) -> Origins:
+    """Of no records: what waits in stores says where in the task's input it comes from."""
+    read = Input("", task.partition) if task.work is None else Input(task.work.stream_id, task.work.partition)
+    return Origins.none([read], [(0, offset) for offset in task.skips])
 
 
 def _outputs(result: ChainResult, partition: int, routes: Routes) -> Iterator[tuple[str, int, pa.RecordBatch]]:
@@ -181,7 +170,7 @@ def _done(
     changes = [(store, routes.stores[store].changelog, batch) for store, batch in result.changes.items()]
     pieces = outputs + [(changelog, task.partition, batch) for _, changelog, batch in changes]
     if chain.dropped is not None and result.dropped:
-        pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped)))
+        pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped, result.origins)))
     segment = encode_segment(pieces) if pieces else None
     counters = {
         "records_in": records_in,

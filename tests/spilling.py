@@ -15,14 +15,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-
 from service.storage.replica import Replica
+from service.streams.inputs import Batch
 from service.streams.kernels import warm
 from service.streams.records import StateReader
 from service.streams.topology.chain import Chain
 from spark_jobs import memory
-from tests.task import batch_of, job
+from tests.task import NOTHING, batch_of, job
 
 VALUE_BYTES = 4_000
 BATCH_RECORDS = 100
@@ -53,19 +52,25 @@ class Run:
     records: int = 0
     highest: int = 0
 
-    def take(self, batch: pa.RecordBatch) -> int:
-        """Feed a batch, and go on until nothing is left to say; in how many steps."""
-        steps = 0
-        while True:
-            self._step(batch)
-            batch, steps = batch.slice(batch.num_rows), steps + 1
-            with self._states() as states:
-                if not self.chain.has_backlog(states):
-                    return steps
+    def take(self, batch: Batch) -> int:
+        """Feed a batch, and go on until nothing is left to do; in how many steps."""
+        steps = taken = 0
+        while taken < batch.rows.num_rows:
+            batch, steps = batch.rest(taken), steps + 1
+            taken = self._step(batch)
+            while self._has_backlog():
+                self._step(None)
+                steps += 1
+        return steps
 
-    def _step(self, batch: pa.RecordBatch) -> None:
+    def _has_backlog(self) -> bool:
         with self._states() as states:
-            result = self.chain.run(batch, states)
+            return self.chain.has_backlog(states)
+
+    def _step(self, batch: Batch | None) -> int:
+        """A batch, or what is still to be done; how many records of it were taken."""
+        with self._states() as states:
+            result = self.chain.go_on(states, NOTHING) if batch is None else self.chain.run(batch, states)
         [(_, out)] = result.outputs
         self.highest = max(self.highest, anonymous_bytes())
         for name, changes in result.changes.items():
@@ -75,6 +80,7 @@ class Run:
         self.records += out.num_rows
         for row in out.to_pylist():
             self.digest.update(repr(row).encode())
+        return result.taken
 
     @contextmanager
     def _states(self) -> Iterator[dict[str, StateReader]]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from service.streams import codec
+from service.streams import codec, inputs
 from service.streams.expiry import expires_after
-from service.streams.records import RECORD_SCHEMA, StoreSpec, as_task_batch
+from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread
+from service.streams.operators.closing import CloseReason
+from service.streams.records import RECORD_SCHEMA, StoreSpec
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Query, read, read_page
 from service.streams.topology import graph
@@ -20,6 +22,8 @@ from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 Record = dict[str, Any]
+INPUT = Input("in", 0)
+NOTHING = Origins.none([INPUT])  # of no records
 
 
 class DictState(dict[bytes, bytes]):
@@ -78,8 +82,20 @@ class Task:
         self.chain = Chain(self.topology.sub_topologies[0], self.on_error)
         self.states = {store.name: DictState() for store in self.topology.stores()}
 
-    def run(self, batch: pa.RecordBatch) -> ChainResult:
-        result = self.chain.run(batch, self.states)
+    def run(self, batch: Batch) -> ChainResult:
+        return self._kept(self.chain.run(batch, self.states))
+
+    def advance(self, to: int, reason: CloseReason = "flush") -> ChainResult:
+        return self._kept(self.chain.advance(to, self.states, reason, NOTHING))
+
+    def drain(self) -> list[ChainResult]:
+        """Everything that was too much at once."""
+        found = []
+        while self.chain.has_backlog(self.states):
+            found.append(self._kept(self.chain.go_on(self.states, NOTHING)))
+        return found
+
+    def _kept(self, result: ChainResult) -> ChainResult:
         self.replay(result.changes)
         return result
 
@@ -109,8 +125,8 @@ def job(operators: list[Record], **fields: Any) -> Topology:
     return graph.compile(spec, {"in": 1})
 
 
-def batch_of(records: Sequence[Record], first_offset: int = 0) -> pa.RecordBatch:
-    """Records (key: text, bytes or None; value: anything JSON; timestamp; window) as a task batch."""
+def batch_of(records: Sequence[Record], first_offset: int = 0) -> Batch:
+    """Records (key: text, bytes or None; value: anything JSON; timestamp; window) as a batch of one input."""
     rows = [
         {
             "key": record["key"].encode() if isinstance(record["key"], str) else record["key"],
@@ -121,11 +137,16 @@ def batch_of(records: Sequence[Record], first_offset: int = 0) -> pa.RecordBatch
         }
         for record in records
     ]
-    offsets = pa.array(range(first_offset, first_offset + len(rows)), pa.int64())
-    return as_task_batch(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), offsets)
+    part = Part(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), first_offset)
+    return inputs.batch_of([Unread(INPUT, Position(first_offset), first_offset + len(rows), [part])])
 
 
-def cut(records: Sequence[Record], sizes: Iterable[int]) -> list[pa.RecordBatch]:
+def rows_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """The same as rows (TASK_SCHEMA)."""
+    return batch_of(records).rows
+
+
+def cut(records: Sequence[Record], sizes: Iterable[int]) -> list[Batch]:
     """The records as batches of these sizes, in turn; the rest in one."""
     batches, at = [], 0
     for size in sizes:
@@ -156,21 +177,39 @@ def outputs(result: ChainResult) -> list[Record]:
     return shown(result.outputs[0][1])
 
 
-def parts(task: Task, batch: pa.RecordBatch) -> list[ChainResult]:
-    """The results of a batch, in as many parts as the task makes of it."""
-    found = [task.run(batch)]
-    while rest := batch.num_rows - (taken := found[-1].taken(batch)):
-        batch = batch.slice(taken, rest)
-        found.append(task.run(batch))
+def causes(result: ChainResult, sink: int = 0) -> list[int]:
+    """The offsets of the records that caused what went to a sink, -1 where none did; of the one input that there is."""
+    found: list[int] = result.origins.words(result.ordinals[sink]).tolist()
     return found
 
 
-def run_all(task: Task, batches: Iterable[pa.RecordBatch]) -> list[Record]:
+def dropped(result: ChainResult) -> list[tuple[str, str, int]]:
+    """Operator, reason and offset of each dropped record."""
+    return [
+        (each.operator, each.reason, offset)
+        for each in result.dropped
+        for offset in result.origins.words(each.rows.column("ordinal").to_numpy()).tolist()
+    ]
+
+
+def parts(task: Task, batch: Batch) -> list[ChainResult]:
+    """The results of a batch, in as many parts as the task makes of it."""
+    found = [task.run(batch), *task.drain()]
+    taken = found[0].taken
+    while taken < batch.rows.num_rows:
+        batch = batch.rest(taken)
+        result = task.run(batch)
+        taken = result.taken
+        found += [result, *task.drain()]
+    return found
+
+
+def run_all(task: Task, batches: Iterable[Batch]) -> list[Record]:
     """The outputs of all batches."""
     return [record for batch in batches for result in parts(task, batch) for record in outputs(result)]
 
 
-def check_replay(topology: Topology, batches: Sequence[pa.RecordBatch], crash: int) -> None:
+def check_replay(topology: Topology, batches: Sequence[Batch], crash: int) -> None:
     """A task whose first `crash` commits are replayed goes on as one that never stopped: same outputs, same state."""
     undisturbed = Task(topology)
     expected = [run_all(undisturbed, [batch]) for batch in batches]

@@ -112,11 +112,11 @@ class Bounds:
         if time.monotonic() > self.until:
             raise self.too_large(f"take longer than {MAX_SECONDS:g} s")
 
-    def see(self, causes: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
+    def see(self, ordinals: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any]) -> None:
         """Count outputs, before anything is made of them. Raises SimulationTooLarge."""
         self.take(len(sizes), int(sizes.sum()))
         if len(sizes):
-            _, which = np.unique(causes, return_inverse=True)
+            _, which = np.unique(ordinals, return_inverse=True)
             self.widest = max(self.widest, int(np.bincount(which).max()))
             self.heaviest = max(self.heaviest, int(np.bincount(which, sizes).max()))
 

@@ -9,13 +9,15 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.streams.errors import InvalidRecords, InvalidSpec, Problem
+from service.streams.inputs import Batch, Input, Part, Position, Unread, batch_of
 from service.streams.operators.aggregate import AggregateSpec
 from service.streams.operators.fields import MAX_INT64
-from service.streams.records import RECORD_SCHEMA, as_task_batch
+from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
@@ -84,8 +86,13 @@ def sees_batches(spec: JobSpec) -> bool:
     return any(isinstance(each, AggregateSpec) and each.updates == "last_per_batch" for each in spec.operators)
 
 
-def as_batch(records: Sequence[NumberedRecord]) -> pa.RecordBatch:
-    """Records as TASK_SCHEMA, their offset the position in the request. Raises InvalidRecords."""
+def input_of(partition: int) -> Input:
+    """The log that the task of a partition reads."""
+    return Input("", partition)
+
+
+def as_batch(log: Input, records: Sequence[NumberedRecord]) -> Batch:
+    """Records as they lie in a log: the offset of each is its position in the request. Raises InvalidRecords."""
     nothing = pa.nulls(len(records), pa.int64())
     columns = [
         pa.array([_key(record, offset) for offset, record, _ in records], pa.binary()),
@@ -95,8 +102,9 @@ def as_batch(records: Sequence[NumberedRecord]) -> pa.RecordBatch:
         nothing,
         pa.nulls(len(records), pa.utf8()),
     ]
-    offsets = pa.array([offset for offset, _, _ in records], pa.int64())
-    return as_task_batch(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
+    offsets = np.array([offset for offset, _, _ in records], np.int64)
+    part = Part(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
+    return batch_of([Unread(log, Position(records[0][0]), records[-1][0] + 1, [part])])
 
 
 def value_text(record: SimulatedRecord, position: int) -> str | None:

@@ -22,6 +22,7 @@ from service.simulate.request import (
     batches,
     check_streams,
     compiled,
+    input_of,
     sees_batches,
     value_text,
 )
@@ -63,7 +64,7 @@ def simulate(body: SimulateRequest, show: Show = json.loads) -> dict[str, Any]:
 
 def place_of(error: OperatorFailed, sub_topology: SubTopology) -> str:
     """Where in the request it is that an operator failed: at a record, where one is known, else at the operator."""
-    if error.offset is not None and error.offset >= 0:
+    if error.offset is not None:
         return f"/records/{error.offset}"
     names = [node.name for node in sub_topology.nodes]
     return f"/job/operators/{names.index(error.operator)}" if error.operator in names else "/job"
@@ -111,7 +112,7 @@ class Simulation:
         outputs: list[tuple[int, dict[str, Any]]] = []
         dropped: list[tuple[int, dict[str, Any]]] = []
         for partition, share in shares.items():
-            for result in self._task(partition).run(as_batch(share)):
+            for result in self._task(partition).run(as_batch(input_of(partition), share)):
                 outputs += self._outputs(result, partition)
                 dropped += self._dropped(result)
         self.outputs += [output for _, output in sorted(outputs, key=_cause)]
@@ -120,7 +121,7 @@ class Simulation:
     def advance(self, to: int) -> None:
         """Move stream time (ms), one task after another, as a flush of the job would."""
         for partition, task in sorted(self.tasks.items()):
-            for result in task.advance(to):
+            for result in task.advance(to, [input_of(partition)]):
                 self.outputs += [output for _, output in self._outputs(result, partition)]
                 self.dropped += [drop for _, drop in self._dropped(result)]
 
@@ -146,9 +147,10 @@ class Simulation:
         return task
 
     def _outputs(self, result: ChainResult, partition: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        for (_, records), causes in zip(result.outputs, result.offsets, strict=True):
-            self.bounds.see(causes, row_bytes(records))
-        for (stream, records), causes in zip(result.outputs, result.offsets, strict=True):
+        for (_, records), ordinals in zip(result.outputs, result.ordinals, strict=True):
+            self.bounds.see(ordinals, row_bytes(records))
+        for (stream, records), ordinals in zip(result.outputs, result.ordinals, strict=True):
+            causes = result.origins.words(ordinals)
             targets = sink_partition_of(records.column("key"), self.sub_topology.partitions, partition)
             for cause, target, record in zip(causes.tolist(), targets.tolist(), records.to_pylist(), strict=True):
                 yield cause, {"stream": stream, "partition": target, **self._shown(record)}
@@ -165,9 +167,10 @@ class Simulation:
     def _dropped(self, result: ChainResult) -> Iterator[tuple[int, dict[str, Any]]]:
         for each in result.dropped:
             self.bounds.take(each.rows.num_rows, int(row_bytes(each.rows).sum()))
-            for record in each.rows.to_pylist():
+            causes = result.origins.words(each.rows.column("ordinal").to_numpy())
+            for cause, record in zip(causes.tolist(), each.rows.to_pylist(), strict=True):
                 shown = {"key": _text(record["key"]), "timestamp": record["timestamp"]}
-                yield record["offset"], {"operator": each.operator, "reason": each.reason, **shown}
+                yield cause, {"operator": each.operator, "reason": each.reason, **shown}
 
     def _items(self, task: SimulatedTask, node: Node) -> Iterator[dict[str, Any]]:
         for page in task.entries(node):

@@ -6,7 +6,7 @@ segments and no Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from service.storage.replica import Replica
 from service.streams import clock
-from service.streams.records import TASK_SCHEMA, StateReader, empty
+from service.streams.inputs import Batch, Input, Origins
+from service.streams.records import StateReader
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Entry, Form, Place, Query, Snapshot, read, read_page
 from service.streams.topology.chain import Chain, ChainResult
@@ -46,25 +47,25 @@ class SimulatedTask:
             opened.callback(replicas[store.name].close)
         return cls(partition, chain, replicas)
 
-    def run(self, batch: pa.RecordBatch) -> Iterator[ChainResult]:
-        """Results of a batch of TASK_SCHEMA, replayed before each is given; as many as it takes."""
-        while batch.num_rows:
+    def run(self, batch: Batch) -> Iterator[ChainResult]:
+        """Results of a batch, replayed before each is given; as many as it takes."""
+        while batch.rows.num_rows:
             with self._states() as states:
                 result = self.chain.run(batch, states)
             self.stream_time = max(self.stream_time, result.stream_time)
             self._replay(result.changes)
             yield result
-            yield from self._backlog()
-            batch = batch.slice(result.taken(batch))
+            yield from self._backlog(batch.origins.inputs)
+            batch = batch.rest(result.taken)
 
-    def advance(self, to: int) -> Iterator[ChainResult]:
-        """Results of moving stream time to `to` (ms), as a flush of the job would."""
+    def advance(self, to: int, inputs: Sequence[Input]) -> Iterator[ChainResult]:
+        """Results of moving stream time to `to` (ms), as a flush of the job would. `inputs`: all that it reads."""
         with self._states() as states:
-            result = self.chain.advance(to, states, "flush")
+            result = self.chain.advance(to, states, "flush", Origins.none(inputs))
         self.stream_time = max(self.stream_time, to)
         self._replay(result.changes)
         yield result
-        yield from self._backlog()
+        yield from self._backlog(inputs)
 
     def entries(self, node: Node) -> Iterator[list[Entry]]:
         """The live entries of an operator's store in its order, page by page."""
@@ -72,13 +73,13 @@ class SimulatedTask:
             with self.replicas[node.store.name].reader() as view:
                 yield from _entries(form_of(node), self.partition, view)
 
-    def _backlog(self) -> Iterator[ChainResult]:
+    def _backlog(self, inputs: Sequence[Input]) -> Iterator[ChainResult]:
         """Results that operators still owe of earlier batches."""
         while True:
             with self._states() as states:
                 if not self.chain.has_backlog(states):
                     return
-                result = self.chain.run(empty(TASK_SCHEMA), states)
+                result = self.chain.go_on(states, Origins.none(inputs))
             self._replay(result.changes)
             yield result
 

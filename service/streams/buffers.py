@@ -8,15 +8,13 @@ identity  the key in its ordered form, then, if windowed, two int64 big-endian: 
                             value and headers (int32, -1 = null), value, headers
 "i" buffer time identity -> nothing: the entries in the order in which they leave
 0x02 "totals"            -> records, bytes in the buffer (int64 little-endian), where there are any
-0x02 "backlog"           -> what is to be done before anything else, where there is something (Arrow IPC; `Backlog`)
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,47 +27,12 @@ from service.streams.records import RECORD_SCHEMA
 Int64s = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 
-Packed = tuple[pa.Array, pa.Array]  # keys and values (binary) of store entries
-
 TOTALS_KEY: Final = b"\x02totals"
-BACKLOG_KEY: Final = b"\x02backlog"
 NOT_BUFFERED: Final = b""
 WINDOW_BYTES: Final = 16
 _HEADER = np.dtype([("time", "<i8"), ("size", "<i8"), ("timestamp", "<i8"), ("value", "<i4"), ("headers", "<i4")])
 _NO_HEADER: Final = struct.pack("<qq", codec.ABSENT, 0)
 _NO_BYTES = pa.scalar(b"", pa.binary())
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """Entries are still to leave that are due at the stored stream time; after them come `rows` (TASK_SCHEMA).
-
-    `reason` and `cause` (source offset): why they leave.
-    """
-
-    rows: pa.RecordBatch
-    reason: str
-    cause: int
-
-    def pack(self) -> bytes:
-        """As a store value."""
-        told = {b"reason": self.reason.encode(), b"cause": str(self.cause).encode()}
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.rows.schema.with_metadata(told)) as stream:
-            stream.write_batch(self.rows.replace_schema_metadata(told))
-        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> Self:
-        """The inverse of `pack`."""
-        [rows] = pa.ipc.open_stream(packed)
-        told = rows.schema.metadata
-        return cls(rows.replace_schema_metadata(None), told[b"reason"].decode(), int(told[b"cause"]))
-
-
-def backlog_entry(backlog: Backlog | None) -> Packed:
-    """Its store entry; None deletes it."""
-    return pa.array([BACKLOG_KEY], pa.binary()), pa.array([backlog and backlog.pack()], pa.binary())
 
 
 def identities(keys: pa.Array, starts: pa.Array, ends: pa.Array, *, is_session: bool) -> pa.Array:

@@ -5,7 +5,7 @@ It knows how identities and entries are laid out; it refuses to know when an ent
 key     0x00 identity            identity of at most 400 bytes (LMDB keys end at 511)
         0x01 BLAKE2b-256         of a longer one: exact, as nobody finds two with the same hash
         0x02 "obs"               the operator's stream time, int64 little-endian
-entry   deduplicate: timestamp, offset of the record that was let through, int64 little-endian each
+entry   deduplicate: timestamp and origin (`inputs`) of the record that was let through, int64 little-endian each
 identity of (key, id)            length of the key (uint32 big-endian), key, id
 """
 
@@ -80,16 +80,16 @@ def is_entry(store_key: bytes) -> bool:
     return store_key != OBS_KEY
 
 
-def pack_entries(timestamps: Int64s, offsets: Int64s) -> pa.Array:
+def pack_entries(timestamps: Int64s, origins: Int64s) -> pa.Array:
     """Deduplicate entries as 16-byte values (binary)."""
     pairs = np.empty((len(timestamps), 2), "<i8")
-    pairs[:, 0], pairs[:, 1] = timestamps, offsets
+    pairs[:, 0], pairs[:, 1] = timestamps, origins
     ends = np.arange(0, 16 * len(timestamps) + 1, 16, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(timestamps), [None, pa.py_buffer(ends), pa.py_buffer(pairs)])
 
 
 def unpack_entries(values: list[bytes]) -> tuple[Int64s, Int64s]:
-    """The inverse of `pack_entries`: timestamps and offsets, writable. ABSENT_ENTRY gives (ABSENT, ABSENT)."""
+    """The inverse of `pack_entries`: timestamps and origins, writable. ABSENT_ENTRY gives (ABSENT, ABSENT)."""
     pairs = np.frombuffer(b"".join(values), "<i8").reshape(-1, 2)
     return pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
 

@@ -137,13 +137,36 @@ class InvalidExpression(StreamError):
 
 
 class OperatorFailed(StreamError):
-    """An operator can not take a record. `offset` is the source offset of the record, where it is known."""
+    """An operator can not take a record.
+
+    Inside a chain `ordinal` names the source row that it comes from (`service.streams.inputs`; None: no record caused
+    it); on the way out `stream_id`, `partition` and `offset` take its place.
+    """
 
     code = "operator_failed"
+    stream_id: str | None = None
+    partition: int | None = None
+    offset: int | None = None
 
-    def __init__(self, operator: str, offset: int | None, detail: str, message: str) -> None:
-        self.operator, self.offset, self.detail = operator, offset, detail
-        super().__init__(message)
+    def __init__(self, operator: str, ordinal: int | None, detail: str) -> None:
+        self.operator, self.ordinal, self.detail = operator, ordinal, detail
+        super().__init__(self.words())
+
+    def words(self) -> str:
+        """The message, given what is known so far."""
+        return f"Operator {self.operator!r} failed{self.place}: {self.detail}"
+
+    @property
+    def place(self) -> str:
+        """Where the record lies, in words that follow others; nothing where that is not known."""
+        return "" if self.offset is None else f" on source offset {self.offset}"
+
+    def located(self, stream_id: str, partition: int, offset: int) -> Self:
+        """The same error, which says where the record lies."""
+        self.stream_id, self.partition, self.offset = stream_id, partition, offset
+        self.message = self.words()
+        self.args = (self.message,)
+        return self
 
     @property
     def figures(self) -> dict[str, int | None]:
@@ -152,26 +175,33 @@ class OperatorFailed(StreamError):
 
 
 class ExpressionFailed(OperatorFailed):
-    """An expression failed on a record. `row` is its index in the batch at hand, `offset` its source offset."""
+    """An expression failed on a record. `row` is its index in the batch at hand."""
 
     code = "expression_failed"
 
-    def __init__(self, operator: str, row: int, detail: str, offset: int | None = None) -> None:
+    def __init__(self, operator: str, row: int, detail: str, ordinal: int | None = None) -> None:
         self.row = row
-        place = f"row {row}" if offset is None else f"source offset {offset}"
-        super().__init__(operator, offset, detail, f"Operator {operator!r} failed on {place}: {detail}")
+        super().__init__(operator, ordinal, detail)
+
+    @property
+    def place(self) -> str:
+        """Before the record is known, its row."""
+        return super().place or f" on row {self.row}"
 
 
 class AggregateFailed(OperatorFailed):
-    """An aggregate can not take a record. `offset` is the source offset of the record, `key` the key, as text."""
+    """An aggregate can not take a record. `key` is the key, as text."""
 
     code = "aggregate_failed"
 
-    def __init__(self, operator: str, aggregate: str, key: str, offset: int, detail: str) -> None:
+    def __init__(self, operator: str, aggregate: str, key: str, ordinal: int, detail: str) -> None:
         self.aggregate, self.key = aggregate, key
-        place = f"on source offset {offset}, key {key!r}"
-        message = f"Operator {operator!r}, aggregate {aggregate!r}, failed {place}: {detail}"
-        super().__init__(operator, offset, detail, message)
+        super().__init__(operator, ordinal, detail)
+
+    def words(self) -> str:
+        """Which aggregate, and of which key."""
+        place = f"{self.place}, key {self.key!r}"
+        return f"Operator {self.operator!r}, aggregate {self.aggregate!r}, failed{place}: {self.detail}"
 
 
 class AggregateTooLarge(AggregateFailed):
@@ -198,25 +228,38 @@ class OperatorUnavailable(OperatorFailed):
     code = "operator_unavailable"
 
     def __init__(self, operator: str, detail: str) -> None:
-        super().__init__(operator, None, detail, f"Operator {operator!r} can not be run here: {detail}")
+        super().__init__(operator, None, detail)
+
+    def words(self) -> str:
+        """It is no record's fault."""
+        return f"Operator {self.operator!r} can not be run here: {self.detail}"
 
 
 class SuppressionFull(OperatorFailed):
     """The buffer of a suppress operator is over its bounds, and the job is to fail then. None is no bound.
 
-    `offset` is the source offset of the record that was too much, if it was one; it counts in the figures.
+    The record that was too much, if it was one, counts in the figures.
     """
 
     code = "buffer_full"
 
     def __init__(
-        self, operator: str, offset: int | None, records: int, max_records: int | None, size: int, max_bytes: int | None
+        self,
+        operator: str,
+        ordinal: int | None,
+        records: int,
+        max_records: int | None,
+        size: int,
+        max_bytes: int | None,
     ) -> None:
         self.records, self.max_records, self.bytes, self.max_bytes = records, max_records, size, max_bytes
         held = f"{records} records (at most {_bound(max_records)}) and {size} bytes (at most {_bound(max_bytes)})"
-        detail = f"the buffer holds {held}"
-        place = "" if offset is None else f" at source offset {offset}"
-        super().__init__(operator, offset, detail, f"Operator {operator!r} is full{place}: {detail}")
+        super().__init__(operator, ordinal, f"the buffer holds {held}")
+
+    def words(self) -> str:
+        """How full, and at which record."""
+        place = "" if self.offset is None else f" at source offset {self.offset}"
+        return f"Operator {self.operator!r} is full{place}: {self.detail}"
 
     @property
     def figures(self) -> dict[str, int | None]:

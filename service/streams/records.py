@@ -5,7 +5,7 @@ from and where it goes.
 
 record     key: bytes or null · value: JSON text or null · timestamp: ms · window [start, end) or null ·
            headers: JSON object text or null
-task       the same plus the source offset that caused it, as the last column
+task       the same plus the ordinal of the source row that caused it (`service.streams.inputs`), as the last column
 changelog  key -> value bytes, null value = deleted; sorted by key, each key at most once
 """
 
@@ -26,7 +26,7 @@ RECORD_SCHEMA = pa.schema(
         pa.field("headers", pa.utf8()),
     ]
 )
-TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("offset", pa.int64()))
+TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("ordinal", pa.int64(), nullable=False))
 CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 
 
@@ -108,13 +108,13 @@ class Dropped:
 
 
 def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of a task batch, without their source offsets; no copy."""
+    """The records (RECORD_SCHEMA) of task rows (TASK_SCHEMA), without their ordinals; no copy."""
     return batch.select(RECORD_SCHEMA.names)
 
 
-def as_task_batch(records: pa.RecordBatch, offsets: pa.Array) -> pa.RecordBatch:
-    """Records (RECORD_SCHEMA) with their source offsets (int64): what a task is fed. No copy."""
-    return pa.RecordBatch.from_arrays([*records.columns, offsets], schema=TASK_SCHEMA)
+def as_task_rows(records: pa.RecordBatch, ordinals: pa.Array) -> pa.RecordBatch:
+    """Records (RECORD_SCHEMA) with the ordinals of the source rows that caused them (int64): TASK_SCHEMA. No copy."""
+    return pa.RecordBatch.from_arrays([*records.columns, ordinals], schema=TASK_SCHEMA)
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:

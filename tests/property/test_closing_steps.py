@@ -5,19 +5,19 @@ what is dropped, and what the stores hold.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.streams.inputs import Batch
 from service.streams.operators import functions, grouping
 from service.streams.operators.aggregate import Aggregate
 from service.streams.operators.suppress import Suppress
 from service.streams.topology.chain import ChainResult
 from tests import strategies
 from tests.property.test_finals import BETWEEN, windows
-from tests.task import Record, Task, batch_of, cut, held, job, shown
+from tests.task import Record, Task, batch_of, causes, cut, dropped, held, job, parts, shown
 
 COUNT = {"n": {"fn": "count"}}
 HOLD = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 5}
@@ -77,21 +77,13 @@ class Stepping:
     def __post_init__(self) -> None:
         self.task = Task(job(self.operators))
         if self.at_once is not None:
-            for _, _, operator in self.task.chain._nodes:
-                if isinstance(operator, Aggregate | Suppress):
-                    operator.at_once = self.at_once
+            for place in self.task.chain._places:
+                if isinstance(place.operator, Aggregate | Suppress):
+                    place.operator.at_once = self.at_once
 
-    def feed(self, batch: Any) -> None:
-        self.drain()
-        while batch.num_rows:
-            result = self.task.run(batch)
+    def feed(self, batch: Batch) -> None:
+        for result in parts(self.task, batch) if batch.rows.num_rows else []:
             self._keep(result)
-            self.drain()
-            batch = batch.slice(result.taken(batch))
-
-    def drain(self) -> None:
-        while self.task.chain.has_backlog(self.task.states):
-            self._keep(self.task.run(batch_of([])))
 
     def flush(self) -> None:
         while (to := self.task.chain.horizon(self.task.states)) is not None:
@@ -99,21 +91,15 @@ class Stepping:
 
     def advance(self, to: int) -> None:
         """Once: what it does not come to at once it goes on with by itself."""
-        result = self.task.chain.advance(to, self.task.states, "flush")
-        self.task.replay(result.changes)
-        self._keep(result)
-        self.drain()
+        for result in [self.task.advance(to), *self.task.drain()]:
+            self._keep(result)
 
     def _keep(self, result: ChainResult) -> None:
         self.runs += 1
         records = result.outputs[0][1]
-        told = zip(shown(records), result.offsets[0].tolist(), records.column("headers").to_pylist(), strict=True)
-        self.out += [{**record, "offset": offset, "headers": headers} for record, offset, headers in told]
-        self.dropped += [
-            (each.operator, each.reason, offset)
-            for each in result.dropped
-            for offset in each.rows.column("offset").to_pylist()
-        ]
+        found = zip(shown(records), causes(result), records.column("headers").to_pylist(), strict=True)
+        self.out += [{**record, "offset": offset, "headers": headers} for record, offset, headers in found]
+        self.dropped += dropped(result)
 
 
 def times(task: Task) -> dict[str, dict[bytes, bytes]]:

@@ -137,5 +137,5 @@ def test_distinct_obeys_time_that_is_moved_by_hand(operator, records, to):
 def test_every_record_goes_on_or_is_dropped_with_a_reason(operator, records):
     machine = Machine(Distinct(DistinctSpec.model_validate(operator), "d"))
     machine.feed(*records)
-    offsets = machine.column("offset") + [offset for _, offset in machine.dropped()]
+    offsets = machine.causes() + [offset for _, offset in machine.dropped()]
     assert Counter(offsets) == Counter(range(len(records)))

@@ -14,10 +14,10 @@ _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
     nb.void(_INT32S, _INT64S, _INT64S, _INT64S, nb.int64, nb.int64[::1], nb.int64[::1], nb.bool_[::1], nb.bool_[::1]),
     cache=True,
 )
-def deduplicate(ids, timestamps, running, offsets, interval, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
-    """For each record: ids[i] < 0 has no identity; running[i] is stream time including it.
+def deduplicate(ids, timestamps, running, words, interval, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
+    """For each record: ids[i] < 0 has no identity; running[i] is stream time including it; words[i] is its origin.
 
-    Reads and writes stamps, origins (the stored timestamp and offset of each id, ABSENT = none) and sets
+    Reads and writes stamps, origins (the stored timestamp and origin of each id, ABSENT = none) and sets
     changed[id] where they moved and forward[i] where the record goes on. Times are never negative, so no
     subtraction overflows.
     """
@@ -32,5 +32,5 @@ def deduplicate(ids, timestamps, running, offsets, interval, stamps, origins, ch
             forward[i] = False
         elif timestamp >= oldest:
             stamps[one] = timestamp
-            origins[one] = offsets[i]
+            origins[one] = words[i]
             changed[one] = True

@@ -17,7 +17,7 @@ from service.streams.operators.distinct import Distinct, DistinctSpec
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.map_values import MapValues, MapValuesSpec
 from service.streams.operators.select_key import SelectKey, SelectKeySpec
-from service.streams.operators.step import OnError, Operator
+from service.streams.operators.step import OnError, Stateful, Stateless
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import PLAIN, Upstream
 
@@ -50,7 +50,7 @@ AVAILABLE = (
 PLANNED = ("repartition", "merge", "branch")
 
 
-def operator_of(spec: OperatorSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> Operator:
+def operator_of(spec: OperatorSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> Stateless | Stateful:
     """The state machine that runs a specification on what `upstream` makes of the records that reach it.
 
     `name` is what its errors and dropped records carry.

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams import measures, store_keys
+from service.streams import store_keys
+from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.operators.aggregates import Aggregates, State, taken
 from service.streams.operators.aggregators import aggregator_named, has_merger
@@ -26,7 +27,7 @@ from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
 from service.streams.operators.map_values import FieldName
-from service.streams.operators.step import NO_CAUSE, Evaluated, OnError, Step, TooMany, TooMuchAtOnce, evaluate_for
+from service.streams.operators.step import Evaluated, OnError, Rest, Step, TooMany, evaluate_for
 from service.streams.operators.windows import (
     SessionWindow,
     SlidingWindow,
@@ -34,8 +35,7 @@ from service.streams.operators.windows import (
     closing_delay_ms,
     index_lag_ms,
 )
-from service.streams.overlay import Overlay
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, as_records, as_task_rows, empty
 
 MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
 MOST_BYTES_AT_ONCE: Final = 64 << 20  # that they may take in the store
@@ -43,7 +43,7 @@ _SAMPLED: Final = 256  # of which that is guessed
 
 
 class _Move(NamedTuple):
-    """Where stream time is after a step, why what is closed behind its records closed, and which record caused that.
+    """Where stream time is after a step; why what is closed behind its rows closed, and the ordinal of the cause.
 
     `is_on_its_way`: time comes so far by that record, which is still to come.
     """
@@ -96,24 +96,26 @@ class Aggregate:
         self.index_lag_ms = 0 if spec.window is None else index_lag_ms(spec.window)
         self.at_once = MOST_AT_ONCE
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The updates of records in order, or the results of the windows that they close.
 
-        Raises ExpressionFailed and AggregateFailed with the record; TooMuchAtOnce.
+        Where the first of them closes too much at once, it is the first part of that, and no row is taken. Raises
+        ExpressionFailed and AggregateFailed with the row.
         """
-        if state is None:
-            raise TypeError(f"{self.name} keeps state")
-        return self._process(batch, state, is_bounded=True)
+        taken = rows
+        while True:
+            try:
+                step = self._process(taken, state)
+                break
+            except TooMany as error:
+                count = self._place(taken, error.first)
+                if not count:
+                    return self._close_first(rows, state)
+                taken = taken.slice(0, count)
+        left = rows.slice(taken.num_rows)
+        return replace(step, rest=Rest(left)) if left.num_rows else step
 
-    def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        """`process`, however much it is."""
-        return self._process(batch, state, is_bounded=False)
-
-    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """The results of the windows that are closed when stream time is moved to `to`; no record causes it."""
-        return self.close(to, state, reason, cause=NO_CAUSE)
-
-    def close(self, to: int, state: StateReader, reason: CloseReason, *, cause: int) -> Step:
+    def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
         """The results of the windows that close first on the way to a stream time, as many as one step lets go."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         results = self._evaluated(keyed.rows).results
@@ -126,37 +128,34 @@ class Aggregate:
         step = self._run(
             keyed, results, state, due, _Move(to, reason, cause, is_on_its_way=reason == "stream_time"), []
         )
-        return replace(step, is_through=due.next_time is None)
+        return step if due.next_time is None else replace(step, rest=Rest(keyed.rows, cause))
 
-    def _process(self, batch: pa.RecordBatch, state: StateReader, *, is_bounded: bool) -> Step:
-        rows, dropped = self._admitted(batch)
-        done = self._evaluated(rows)
+    def _process(self, rows: pa.RecordBatch, state: StateReader) -> Step:
+        """All of the rows. Raises TooMany, which counts the rows that move stream time."""
+        admitted, dropped = self._admitted(rows)
+        done = self._evaluated(admitted)
         keyed = Keyed.of(self.name, done.rows, state)
-        due = self._due_at_once(state, keyed.now) if is_bounded else self._closed_by(state, keyed.now)
-        if due.next_time is not None and not keyed.rows.num_rows:
-            due = Due.of(state, 0)  # what is left of a record that was skipped waits for the next one
+        due = self._due_at_once(state, keyed.now) if keyed.rows.num_rows else Due.of(state, 0)
         if due.next_time is not None:
-            row = int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms))
-            raise _too_much(keyed.rows, keyed.running, row)
+            raise TooMany(int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms)))
         move = _Move(keyed.now, "stream_time", NO_CAUSE)
-        try:
-            return self._run(keyed, done.results, state, due, move, [*dropped, *done.dropped])
-        except TooMuchAtOnce:
-            if is_bounded:
-                raise
-            return self._halved(batch, state)
+        return self._run(keyed, done.results, state, due, move, [*dropped, *done.dropped])
 
-    def _halved(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        """The same as two batches, as every cut comes to the same."""
-        half = batch.num_rows // 2
-        first = self.process_whole(batch.slice(0, half), state)
-        overlay = Overlay(state, first.changes)
-        then = self.process_whole(batch.slice(half), overlay)
-        forward = pa.concat_batches([first.forward, then.forward])
-        measured = measures.after(first.measures, then.measures)
-        return Step(forward, overlay.merged(then.changes), first.dropped + then.dropped, measured)
+    def _close_first(self, rows: pa.RecordBatch, state: StateReader) -> Step:
+        """The first part of what the first row closes."""
+        first = rows.slice(0, 1)
+        step = self.advance(
+            first.column("timestamp")[0].as_py(), state, "stream_time", first.column("ordinal")[0].as_py()
+        )
+        return replace(step, rest=Rest(rows))
 
-    def _closed_by(self, state: StateReader, now: int, limit: int | None = None) -> Due:
+    def _place(self, rows: pa.RecordBatch, count: int) -> int:
+        """Where the row lies before which so many move stream time."""
+        numbered = as_task_rows(as_records(rows), pa.array(np.arange(rows.num_rows)))
+        found = self._evaluated(self._admitted(numbered)[0]).rows
+        return int(found.column("ordinal")[count].as_py())
+
+    def _closed_by(self, state: StateReader, now: int, limit: int) -> Due:
         """The open windows that are closed at a stream time."""
         return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, limit)
 
@@ -178,7 +177,7 @@ class Aggregate:
         time, now = last + self.delay_ms + self.is_end_inclusive, stream_time(state)
         if now < time <= MAX_INT64:
             return time
-        # A record that had closed a part of what it closes may have been skipped: the rest is due already.
+        # A row that had closed a part of what it closes may have been skipped: the rest is due already.
         return now if self.is_final and len(self._closed_by(state, now, 1).times) else None
 
     def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
@@ -212,7 +211,7 @@ class Aggregate:
         move: _Move,
         dropped: list[Dropped],
     ) -> Step:
-        """Records, and then time alone. `results` are those of the expressions. Raises TooMuchAtOnce."""
+        """Records, and then time alone. `results` are those of the expressions. Raises TooMany, as `_process` does."""
         time = RecordTime.of(keyed, state)
         if move.is_on_its_way:
             time = replace(time, before=move.to)
@@ -224,7 +223,7 @@ class Aggregate:
             inputs = self.aggregates.inputs(results, rows)
             out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
         except TooMany as error:
-            raise _too_much(rows, running, error.first) from error
+            raise TooMany(int(np.flatnonzero(is_kept)[error.first])) from error
         forward = self._closings(keyed, gathered, move) if self.is_final else self._updates(rows, gathered, said, out)
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),
@@ -254,7 +253,7 @@ class Aggregate:
             updates.starts[said.kept],
             ends,
             no_headers if self.is_session else rows.column("headers").take(causes),
-            rows.column("offset").take(causes),
+            rows.column("ordinal").take(causes),
         )
 
     def _closings(self, keyed: Keyed, gathered: Gathered, move: _Move) -> pa.RecordBatch:
@@ -262,7 +261,7 @@ class Aggregate:
         closed = gathered.closed
         state, ends = taken(gathered.state, closed), gathered.ends[closed]
         causes = np.searchsorted(keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left")
-        offsets = np.append(keyed.rows.column("offset").to_numpy(), move.cause)[causes]
+        ordinals = np.append(keyed.rows.column("ordinal").to_numpy(), move.cause)[causes]
         return self._records(
             gathered.keys.plain.take(pa.array(gathered.slot_keys[closed])),
             self.aggregates.values(self.aggregates.results(state)),
@@ -270,7 +269,7 @@ class Aggregate:
             gathered.starts[closed],
             ends,
             say_why(pa.nulls(len(closed), pa.utf8()), move.reason),
-            pa.array(offsets),
+            pa.array(ordinals),
         )
 
     def _records(
@@ -281,12 +280,12 @@ class Aggregate:
         starts: Int64s,
         ends: Int64s,
         headers: pa.Array,
-        offsets: pa.Array,
+        ordinals: pa.Array,
     ) -> pa.RecordBatch:
         no_window = [pa.nulls(len(keys), pa.int64())] * 2
         window = no_window if self.window is None else [pa.array(starts), pa.array(ends)]
         return pa.RecordBatch.from_arrays(
-            [keys, values, pa.array(stamps), *window, headers, offsets], schema=TASK_SCHEMA
+            [keys, values, pa.array(stamps), *window, headers, ordinals], schema=TASK_SCHEMA
         )
 
     def _late(self, rows: pa.RecordBatch, gathered: Gathered, by_records: Int64s) -> list[Dropped]:
@@ -345,14 +344,6 @@ def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:
             return IntoSlidingWindows(aggregates, spec.window, is_final=is_final)
         case window:
             return IntoTimeWindows(aggregates, window, is_final=is_final)
-
-
-def _too_much(rows: pa.RecordBatch, running: Int64s, row: int) -> TooMuchAtOnce:
-    """What to raise when it is too much from a row on."""
-    offsets = rows.column("offset").to_numpy()
-    others = np.flatnonzero(offsets[:row] != offsets[row])
-    before = offsets[others[-1]] if len(others) else offsets[row]
-    return TooMuchAtOnce(int(offsets[row]), int(before) if row else None, int(running[row]))
 
 
 def _kept(

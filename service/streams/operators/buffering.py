@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import buffers, store_keys
+from service.streams.inputs import NO_CAUSE
 from service.streams.kernels import buffer as kernel
 from service.streams.measures import Reading, spread
 from service.streams.operators.keyed import Keyed
-from service.streams.operators.step import NO_CAUSE
-from service.streams.records import StateReader, as_records, as_task_batch
+from service.streams.records import StateReader, as_records, as_task_rows
 
 Int64s = npt.NDArray[np.int64]
 _NOBODY: Final = -1  # the entry of a row that has none
@@ -146,7 +146,7 @@ class Flow:
         return int(code)
 
     def leaving(self, rows: pa.RecordBatch, cause: int = NO_CAUSE) -> pa.RecordBatch:
-        """The updates that left (TASK_SCHEMA), with the offset of the record that made them leave; `cause` is that of
+        """The updates that left (TASK_SCHEMA), with the ordinal of the row that made them leave; `cause` is that of
         the row without a record.
         """
         causes, entries, sources, _ = self.left
@@ -158,8 +158,8 @@ class Flow:
             updates = pa.concat_batches([updates, found])
         places = sources.copy()
         places[is_stored] = rows.num_rows + np.arange(len(stored))
-        offsets = np.append(rows.column("offset").to_numpy(), cause)[causes]
-        return as_task_batch(updates.take(pa.array(places)), pa.array(offsets))
+        ordinals = np.append(rows.column("ordinal").to_numpy(), cause)[causes]
+        return as_task_rows(updates.take(pa.array(places)), pa.array(ordinals))
 
     def measures(self, is_said: pa.BooleanArray | None) -> Reading:
         """How full the buffer was and is; how many updates that left went on (`is_said`: one flag each, None for all);
@@ -185,14 +185,9 @@ class Flow:
             "buffer_bytes": {"count": looks, "sum": size, "max": most_size, "last": size_now},
         }
 
-    def changes(self, keyed: Keyed, now: int, backlog: buffers.Packed | None) -> pa.RecordBatch | None:
-        """What the store has to learn (CHANGELOG_SCHEMA), None when nothing; `now` is stream time after it all.
-
-        `backlog`: its entry, where that changes.
-        """
+    def changes(self, keyed: Keyed, now: int) -> pa.RecordBatch | None:
+        """What the store has to learn (CHANGELOG_SCHEMA), None when nothing; `now` is stream time after it all."""
         parts = [self._changed_entries(keyed.rows), self._changed_index()]
-        if backlog is not None:
-            parts.append(backlog)
         if (self.totals != self.stored_totals).any():
             packed = buffers.pack_totals(self.totals)
             parts.append((pa.array([buffers.TOTALS_KEY], pa.binary()), pa.array([packed], pa.binary())))

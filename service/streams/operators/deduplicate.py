@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import clock, codec, measures
+from service.streams.inputs import Origins
 from service.streams.kernels import deduplicate as kernel
 from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
 from service.streams.operators.step import OnError, Step, evaluate_for
 from service.streams.records import Dropped, StateReader
 
+Int64s = npt.NDArray[np.int64]
 Identities = tuple[npt.NDArray[np.int32], pa.Array]  # dense id per record (-1 = none), identity per id
 
 
@@ -62,31 +64,31 @@ class Deduplicate:
         self.expressions = {} if isinstance(spec, DeduplicateByKeySpec) else {"id": admitted(spec.id)}
         self.identify = _IDENTIFY[spec.op]
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The records that are no duplicates, in order; the entries that they leave; the duplicates, dropped."""
-        if state is None:
-            raise TypeError(f"{self.name} keeps state")
-        rows, ids, dropped = batch, None, []
+        identifiers, dropped = None, []
         if self.expressions:
-            done = evaluate_for(self.name, self.expressions, batch, self.on_error)
-            rows, ids, dropped = done.rows, as_bytes(done.results.column("id")), done.dropped
+            done = evaluate_for(self.name, self.expressions, rows, self.on_error)
+            rows, identifiers, dropped = done.rows, as_bytes(done.results.column("id")), done.dropped
         if not rows.num_rows:
             return Step(rows, dropped=dropped)
-        return self._judge(rows, self.identify(rows.column("key"), ids), state, dropped)
+        words = origins.words(rows.column("ordinal").to_numpy())
+        return self._judge(rows, self.identify(rows.column("key"), identifiers), words, state, dropped)
 
-    def _judge(self, rows: pa.RecordBatch, identities: Identities, state: StateReader, dropped: list[Dropped]) -> Step:
+    def _judge(
+        self, rows: pa.RecordBatch, identities: Identities, words: Int64s, state: StateReader, dropped: list[Dropped]
+    ) -> Step:
         ids, distinct = identities
         entries = _Entries(distinct, state)
         obs = codec.unpack_obs(packed) if (packed := state.get(codec.OBS_KEY)) else clock.NOT_STARTED
         timestamps = rows.column("timestamp").to_numpy()
         running = clock.observe(obs, timestamps)
         forward = np.empty(len(ids), np.bool_)
-        origins = rows.column("offset").to_numpy()
         kernel.deduplicate(
             ids,
             timestamps,
             running,
-            origins,
+            words,
             self.interval_ms,
             entries.stamps,
             entries.origins,

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from service.streams import store_keys
 from service.streams.entries import EntryCodec
+from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import distinct as kernel
 from service.streams.operators.closing import CloseReason
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec
@@ -73,11 +74,9 @@ class Distinct:
         self.delay_ms = closing_delay_ms(spec.window)
         self.is_end_inclusive = isinstance(spec.window, SessionWindow)
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The first record of each key and window, in order; the entries that they leave; the others, dropped."""
-        if state is None:
-            raise TypeError(f"{self.name} keeps state")
-        keyed = Keyed.of(self.name, batch, state)
+        keyed = Keyed.of(self.name, rows, state)
         time = RecordTime.of(keyed, state)
         is_kept = keyed.keys.is_valid()
         arrivals = _arrivals(keyed, is_kept, self.delay_ms)
@@ -94,7 +93,7 @@ class Distinct:
         changes = store_keys.changelog(parts, keyed.now if keyed.now != keyed.before else None)
         return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped], keyed.lateness)
 
-    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
+    def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
         """Nothing comes out, but what is closed by then takes no more records."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         now = max(keyed.before, to)

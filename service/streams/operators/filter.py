@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from service.streams.operators.fields import Condition, OperatorName, Spec, admitted
 from service.streams.operators.step import OnError, Step, evaluate_for, evaluate_updates
 from service.streams.operators.upstream import PLAIN, Upstream
-from service.streams.records import StateReader
 
 
 class FilterSpec(Spec):
@@ -32,15 +31,15 @@ class Filter:
         self.name, self.on_error, self.is_table = name, on_error, upstream.is_table
         self.expressions = {"where": admitted(spec.where)}
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch) -> Step:
         """Records where the condition is true, in order; of a table all, with null values where it is not."""
         if self.is_table:
-            return self._process_updates(batch)
-        done = evaluate_for(self.name, self.expressions, batch, self.on_error)
+            return self._process_updates(rows)
+        done = evaluate_for(self.name, self.expressions, rows, self.on_error)
         return Step(done.rows.filter(done.results.column("where")), dropped=done.dropped)
 
-    def _process_updates(self, batch: pa.RecordBatch) -> Step:
-        done = evaluate_updates(self.name, self.expressions, batch, self.on_error)
+    def _process_updates(self, rows: pa.RecordBatch) -> Step:
+        done = evaluate_updates(self.name, self.expressions, rows, self.on_error)
         passes = done.results.column("where").fill_null(False)
         values = pc.if_else(passes, done.rows.column("value"), None)
         return Step(done.rows.set_column(1, "value", values), dropped=done.dropped)

@@ -16,7 +16,6 @@ from service.streams.operators.fields import ExpressionText, OperatorName, Spec,
 from service.streams.operators.json_form import objects, writer
 from service.streams.operators.step import OnError, Step, evaluate_for, evaluate_updates
 from service.streams.operators.upstream import PLAIN, Upstream
-from service.streams.records import StateReader
 
 
 def _has_json_form(text: str) -> str:
@@ -45,14 +44,14 @@ class MapValues:
         self.name, self.on_error, self.is_table = name, on_error, upstream.is_table
         self.expressions = {field: admitted(text) for field, text in spec.select.items()}
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch) -> Step:
         """Every record with its new value; tombstones of a table stay what they are."""
         if self.is_table:
-            return self._process_updates(batch)
-        done = evaluate_for(self.name, self.expressions, batch, self.on_error)
+            return self._process_updates(rows)
+        done = evaluate_for(self.name, self.expressions, rows, self.on_error)
         return Step(done.rows.set_column(1, "value", objects(done.results)), dropped=done.dropped)
 
-    def _process_updates(self, batch: pa.RecordBatch) -> Step:
-        done = evaluate_updates(self.name, self.expressions, batch, self.on_error)
+    def _process_updates(self, rows: pa.RecordBatch) -> Step:
+        done = evaluate_updates(self.name, self.expressions, rows, self.on_error)
         values = pc.if_else(done.rows.column("value").is_valid(), objects(done.results), None)
         return Step(done.rows.set_column(1, "value", values), dropped=done.dropped)

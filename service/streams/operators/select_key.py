@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from service.streams.operators.fields import OperatorName, Spec, TextExpression, admitted
 from service.streams.operators.step import OnError, Step, evaluate_for
-from service.streams.records import StateReader
 
 
 class SelectKeySpec(Spec):
@@ -29,9 +28,9 @@ class SelectKey:
         self.name, self.on_error = name, on_error
         self.expressions = {"key": admitted(spec.key)}
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch) -> Step:
         """Every record under its new key."""
-        done = evaluate_for(self.name, self.expressions, batch, self.on_error)
+        done = evaluate_for(self.name, self.expressions, rows, self.on_error)
         no_window = pa.nulls(done.rows.num_rows, pa.int64())
         forward = (
             done.rows.set_column(0, "key", as_bytes(done.results.column("key")))

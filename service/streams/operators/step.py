@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,86 +16,84 @@ import pyarrow as pa
 
 from service.streams.errors import ExpressionFailed
 from service.streams.expressions import Expression, evaluate, evaluate_lenient
+from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.measures import Reading
 from service.streams.operators.closing import CloseReason
 from service.streams.records import Dropped, StateReader
 
 OnError = Literal["fail", "drop"]
-NO_CAUSE: Final = -1  # the source offset of what no record caused
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What an operator did not take of what it was given, as it is too much at once.
+
+    `cause`: the ordinal of a row that was taken but in part: what leaves the operator at its stream time because of
+    that row has not left yet. None: no row is in part. `rows` (TASK_SCHEMA): what comes after that.
+    """
+
+    rows: pa.RecordBatch
+    cause: int | None = None
+
+    @property
+    def first_ordinal(self) -> int:
+        """That of the first row that was not taken whole."""
+        return int(self.rows.column("ordinal")[0].as_py()) if self.cause is None else self.cause
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """`forward`: TASK_SCHEMA. `changes`: CHANGELOG_SCHEMA sorted by key, or None when the store did not move.
 
-    `measures`: what the operator measured (`service.streams.measures`). `is_through`: False where time was to be moved
-    and only came a part of the way, as more closes than one step lets go.
+    `measures`: what the operator measured (`service.streams.measures`). `rest`: what is left to do, None when nothing
+    is.
     """
 
     forward: pa.RecordBatch
     changes: pa.RecordBatch | None = None
     dropped: list[Dropped] = field(default_factory=list)
     measures: Reading = field(default_factory=dict)
-    is_through: bool = True
+    rest: Rest | None = None
 
 
 class TooMany(Exception):
-    """The records of a batch make too many events to have them at once, or too much to say; the `first` do not."""
+    """The rows at hand make more events, or more to say, than is to be held at once; the `first` do not. 0: it is too
+    much with the first one already.
+    """
 
     def __init__(self, first: int) -> None:
         super().__init__(f"no more than {first} records")
         self.first = first
 
 
-class TooMuchAtOnce(Exception):
-    """From some record on it is more than is to be held at once. Nothing is done of its batch.
+class Stateless(Protocol):
+    """A function of each row alone."""
 
-    `offset`: its source offset; `previous`: that of the last record before it which has another one, or the same where
-    none has, None where there is no record before it; `to`: the stream time to which it moves its operator.
-    """
-
-    def __init__(self, offset: int, previous: int | None, to: int) -> None:
-        super().__init__(f"the record at {offset} moves stream time to {to}")
-        self.offset, self.previous, self.to = offset, previous, to
+    def process(self, rows: pa.RecordBatch) -> Step:
+        """What comes of rows (TASK_SCHEMA). Raises ExpressionFailed."""
 
 
-class Operator(Protocol):
-    """A deterministic function of (state, ordered records): how they are cut into batches changes nothing."""
+class Stateful(Protocol):
+    """A deterministic function of (state, ordered rows): how these are cut into batches changes nothing."""
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step: ...
+    def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
+        """What comes of rows (TASK_SCHEMA), or of the first of them: those that are too much at once are the rest.
+
+        `origins` are those of the batch; who stores where a row comes from asks them. Raises OperatorFailed.
+        """
 
 
 @runtime_checkable
-class Advancing(Operator, Protocol):
+class Advancing(Stateful, Protocol):
     """An operator whose results also depend on how far time has come, without a record (semantics.md, Idle close)."""
 
-    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """What comes out when stream time is moved to `to`, at least; offsets are NO_CAUSE, as no record causes it.
-
-        Where the step is not through, the same is to be asked again before anything else.
+    def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
+        """What comes out when stream time is moved to `to`, at least, because of the row `cause`; where that is too
+        much at once, the first part of it: then there is a rest, and the same is to be asked again.
         """
 
     def horizon(self, state: StateReader) -> int | None:
         """The lowest stream time that closes all that is open in its store; None when nothing is, or never will be."""
-
-
-@runtime_checkable
-class Closing(Advancing, Protocol):
-    """An operator that does much in parts: its `process` raises TooMuchAtOnce."""
-
-    def process_whole(self, batch: pa.RecordBatch, state: StateReader) -> Step:
-        """`process`, however much it is."""
-
-    def close(self, to: int, state: StateReader, reason: CloseReason, *, cause: int) -> Step:
-        """What closes first on the way to a stream time, because of the record at a source offset: it comes behind."""
-
-
-@runtime_checkable
-class Draining(Operator, Protocol):
-    """An operator that may have more to say than fits into one step: it goes on with the next batch, also if empty."""
-
-    def has_backlog(self, state: StateReader) -> bool:
-        """Whether it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class Evaluated:
 def evaluate_for(
     operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch, on_error: OnError
 ) -> Evaluated:
-    """Run an operator's expressions. A failing row raises ExpressionFailed with its offset, or is dropped; what took
+    """Run an operator's expressions. A failing row raises ExpressionFailed with its ordinal, or is dropped; what took
     too long or grew too large raises in any case.
     """
     with _located(operator, batch):
@@ -125,8 +123,8 @@ def _located(operator: str, batch: pa.RecordBatch) -> Iterator[None]:
     try:
         yield
     except ExpressionFailed as error:
-        cause = batch.column("offset")[error.row].as_py()
-        raise ExpressionFailed(operator, error.row, error.detail, None if cause == NO_CAUSE else cause) from error
+        ordinal = batch.column("ordinal")[error.row].as_py()
+        raise ExpressionFailed(operator, error.row, error.detail, ordinal) from error
 
 
 def evaluate_updates(

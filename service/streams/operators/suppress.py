@@ -2,7 +2,7 @@
 
 It knows KIP-328 (semantics.md, Suppress): when an update's time has come, and what a full buffer does. The buffer is
 the store, so it survives restarts and may be larger than memory: what leaves at once may be, too, and leaves in as many
-steps as it takes (`buffers.Backlog`). It refuses to know batches: every cut of the input gives the same output.
+steps as it takes. It refuses to know batches: every cut of the input gives the same output.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
 from service.streams import store_keys
-from service.streams.buffers import BACKLOG_KEY, Backlog, Packed, backlog_entry
 from service.streams.errors import SuppressionFull
+from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import buffer as kernel
 from service.streams.operators.buffering import Feed, Flow, load
 from service.streams.operators.closing import CloseReason, say_why
 from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
 from service.streams.operators.keyed import Keyed
-from service.streams.operators.step import NO_CAUSE, Step
+from service.streams.operators.step import Rest, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.records import TASK_SCHEMA, StateReader, empty
 
@@ -111,36 +111,37 @@ class Suppress:
         is_end_inclusive = self.is_final and upstream.window_type in ("session", "sliding")
         self.wait_ms = min(wait_ms + is_end_inclusive, MAX_INT64)
 
-    def process(self, batch: pa.RecordBatch, state: StateReader | None = None) -> Step:
+    def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The updates whose time has come, or that a full buffer pushes out, in the order in which they leave.
 
-        Where that is too much at once, some of them; `has_backlog` then says so, and that is first what any batch, an
-        empty one too, goes on with. Raises SuppressionFull where the buffer is to shut down.
+        Where more has to leave at a row than may at once, that row is the last one taken, in part. Raises
+        SuppressionFull where the buffer is to shut down.
         """
-        if state is None:
-            raise TypeError(f"{self.name} keeps state")
-        backlog = self._backlog(state)
-        if backlog is not None:
-            step = self._leave_late(backlog, batch, state)
-            if step is not None:
-                return step
-            batch = pa.concat_batches([backlog.rows, batch])
-        return self._take(batch, state, has_backlog=backlog is not None)
+        taken, stop = rows, None
+        while True:
+            keyed = Keyed.of(self.name, taken, state)
+            if not keyed.rows.num_rows:
+                return Step(keyed.rows, dropped=keyed.dropped)
+            feed = self._feed(keyed)
+            flow = self._flow(feed, state, keyed.rows)
+            stop = flow.stopped_at
+            if stop is None or stop == keyed.rows.num_rows - 1:
+                break
+            taken = taken.slice(0, int(np.flatnonzero(taken.column("key").is_valid())[stop]) + 1)
+        step = self._step(keyed, flow, int(feed.running[-1]), "stream_time")
+        left = rows.slice(taken.num_rows)
+        if stop is None and not left.num_rows:
+            return step
+        cause = None if stop is None else keyed.rows.column("ordinal")[-1].as_py()
+        return replace(step, rest=Rest(left, cause))
 
-    def advance(self, to: int, state: StateReader, reason: CloseReason) -> Step:
-        """What leaves when stream time is moved to `to`; no record causes it. Nothing while there is a backlog."""
+    def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
+        """What leaves when stream time is moved to `to`, or the first of it: as much as may at once."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
-        if self.has_backlog(state):
-            return Step(keyed.rows, is_through=False)
-        flow = self._flow(self._feed(keyed).and_then(max(keyed.before, to)), state, keyed.rows)
-        if flow.stopped_at is None:
-            return self._step(keyed, flow, max(keyed.before, to), reason, None)
-        entry = backlog_entry(Backlog(keyed.rows, reason, NO_CAUSE))
-        return replace(self._step(keyed, flow, max(keyed.before, to), reason, entry), is_through=False)
-
-    def has_backlog(self, state: StateReader) -> bool:
-        """Whether something is to leave that is due already."""
-        return state.get(BACKLOG_KEY) is not None
+        to = max(keyed.before, to)
+        flow = self._flow(self._feed(keyed).and_then(to), state, keyed.rows)
+        step = self._step(keyed, flow, to, reason, cause)
+        return step if flow.stopped_at is None else replace(step, rest=Rest(keyed.rows, cause))
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time at which the last of the buffer leaves; None when it is empty, or never does."""
@@ -151,60 +152,15 @@ class Suppress:
         time = int(times[0]) + self.wait_ms
         return time if time <= MAX_INT64 else None
 
-    def _backlog(self, state: StateReader) -> Backlog | None:
-        packed = state.get(BACKLOG_KEY)
-        return None if packed is None else Backlog.unpack(packed)
-
-    def _leave_late(self, backlog: Backlog, batch: pa.RecordBatch, state: StateReader) -> Step | None:
-        """What of a backlog leaves now, and the batch goes behind it; None when nothing does: then rows may be fed."""
-        keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
-        flow = self._flow(self._feed(keyed).and_then(keyed.before), state, keyed.rows)
-        if not flow.left.shape[1]:
-            return None
-        waiting = pa.concat_batches([backlog.rows, batch])
-        is_over = flow.stopped_at is None and not waiting.num_rows
-        entry = backlog_entry(None if is_over else replace(backlog, rows=waiting)) if is_over or len(batch) else None
-        return self._step(keyed, flow, keyed.before, backlog.reason, entry, backlog.cause)
-
-    def _take(self, batch: pa.RecordBatch, state: StateReader, *, has_backlog: bool) -> Step:
-        """Feed rows that nothing has to precede; those that come after too much has to leave become the backlog."""
-        rest = batch.slice(batch.num_rows)
-        reason: CloseReason | None = "stream_time" if self.is_final else None
-        while True:
-            keyed = Keyed.of(self.name, batch, state)
-            if not keyed.rows.num_rows:
-                entry = backlog_entry(None) if has_backlog else None
-                return Step(keyed.rows, store_keys.changelog([entry] if entry else [], None), keyed.dropped)
-            feed = self._feed(keyed)
-            flow = self._flow(feed, state, keyed.rows)
-            stop = flow.stopped_at
-            if stop is None or stop == keyed.rows.num_rows - 1:
-                break
-            fed = int(np.flatnonzero(batch.column("key").is_valid())[stop]) + 1
-            batch, rest = batch.slice(0, fed), pa.concat_batches([batch.slice(fed), rest])
-        is_left = stop is not None or rest.num_rows > 0
-        cause = keyed.rows.column("offset")[-1].as_py()
-        backlog = Backlog(rest, reason or "", cause) if is_left else None
-        entry = backlog_entry(backlog) if is_left or has_backlog else None
-        return self._step(keyed, flow, int(feed.running[-1]), reason, entry)
-
-    def _step(
-        self,
-        keyed: Keyed,
-        flow: Flow,
-        now: int,
-        reason: str | None,
-        backlog: Packed | None,
-        cause: int = NO_CAUSE,
-    ) -> Step:
+    def _step(self, keyed: Keyed, flow: Flow, now: int, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
         forward = flow.leaving(keyed.rows, cause)
         is_said = forward.column("value").is_valid() if self.is_final else None
         if is_said is not None:
             forward = forward.filter(is_said)
-        if reason:
+        if self.is_final or reason != "stream_time":
             forward = forward.set_column(5, TASK_SCHEMA.field("headers"), say_why(forward.column("headers"), reason))
         measured = {**keyed.lateness, **flow.measures(is_said)}
-        return Step(forward, flow.changes(keyed, now, backlog), keyed.dropped, measured)
+        return Step(forward, flow.changes(keyed, now), keyed.dropped, measured)
 
     def _feed(self, keyed: Keyed) -> Feed:
         times = keyed.rows.column("window_end" if self.is_final else "timestamp")
@@ -226,5 +182,5 @@ class Suppress:
 
     def _fail(self, flow: Flow, rows: pa.RecordBatch, row: int) -> NoReturn:
         records, size = flow.totals.tolist()
-        offset = rows.column("offset")[row].as_py() if row < rows.num_rows else None
-        raise SuppressionFull(self.name, offset, records, self.buffer.max_records, size, self.buffer.max_bytes)
+        ordinal = rows.column("ordinal")[row].as_py() if row < rows.num_rows else None
+        raise SuppressionFull(self.name, ordinal, records, self.buffer.max_records, size, self.buffer.max_bytes)

@@ -1,13 +1,15 @@
-"""A sub-topology at work: one batch through its operators, in order, to its sinks.
+"""A sub-topology at work: one batch through its operators, from each to those behind it, to its sinks.
 
-It knows how steps connect; it refuses to know what a step does, where state is kept and who commits.
+It knows how steps connect, and what becomes of what is too much at once (docs/adr/0007); it refuses to know what a
+step does, where state is kept and who commits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,43 +17,45 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from service.streams import clock, measures
-from service.streams.errors import OperatorUnavailable
+from service.streams.errors import OperatorFailed, OperatorUnavailable
+from service.streams.inputs import Batch, Origins
 from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
 from service.streams.operators.closing import CloseReason, unsaid
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import Advancing, Closing, Draining, OnError, Operator, Step, TooMuchAtOnce
+from service.streams.operators.step import Advancing, OnError, Rest, Stateful, Stateless, Step
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
-from service.streams.topology.advance import Advance, noted
+from service.streams.topology import backlog
+from service.streams.topology.backlog import Advance, Backlog
 from service.streams.topology.complaints import complaints
 from service.streams.topology.graph import Node, Sink, SubTopology
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
+_SOURCE: Final = -1  # the place in front of all operators
+_NO_ROWS = empty(TASK_SCHEMA)
+_NO_REST = Rest(_NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
     """What a batch became.
 
-    `outputs`: per sink its stream and records (RECORD_SCHEMA); `offsets`: per output the source offset that
-    caused each record (int64). `changes`: CHANGELOG_SCHEMA by store name, of the stores that moved.
-    `stream_time`: the highest timestamp of the batch. `measures`: by operator what it measured. `until`: the source
-    offset before which the batch was cut, as it comes to more than is to be held at once: records from there on are
-    to be given again; None: it was taken whole.
+    `outputs`: per sink its stream and records (RECORD_SCHEMA); `ordinals`: per output the ordinal of the source row
+    that caused each record (int64), which `origins` knows. `changes`: CHANGELOG_SCHEMA by store name, of the stores
+    that moved. `stream_time`: the highest timestamp (ms) of the rows that were taken, or the time that was moved to.
+    `measures`: by operator what it measured. `taken`: how many rows of the batch, from its first on; the others are to
+    be given again, behind what the operators have still to do.
     """
 
-    outputs: list[tuple[str, pa.RecordBatch]]
-    offsets: list[npt.NDArray[np.int64]]
-    changes: dict[str, pa.RecordBatch]
-    dropped: list[Dropped]
-    stream_time: int
+    origins: Origins
+    outputs: list[tuple[str, pa.RecordBatch]] = field(default_factory=list)
+    ordinals: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    changes: dict[str, pa.RecordBatch] = field(default_factory=dict)
+    dropped: list[Dropped] = field(default_factory=list)
+    stream_time: int = clock.NOT_STARTED
     measures: dict[str, Reading] = field(default_factory=dict)
-    until: int | None = None
-
-    def taken(self, batch: pa.RecordBatch) -> int:
-        """How many records of the batch, from its first on, came to this."""
-        return batch.num_rows if self.until is None else _before(batch, self.until)
+    taken: int = 0
 
     def keep(self, operator: str, store: StoreSpec | None, step: Step) -> None:
         """Keep what a step changed, dropped and measured."""
@@ -62,13 +66,22 @@ class ChainResult:
             self.measures[operator] = measures.after(self.measures.get(operator, {}), step.measures)
 
 
-class _Halted(Exception):
-    """The operator at `place` did nothing: it is too much at once, and there is a way to do less."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An operator, its store (None: it keeps nothing), and the place of the one that it gets its rows from."""
 
-    def __init__(self, place: int, operator: Closing, store: StoreSpec, error: TooMuchAtOnce, at: int | None) -> None:
-        super().__init__(str(error))
-        self.place, self.operator, self.store, self.error = place, operator, store, error
-        self.at = at  # the source offset to cut at; None: it can close a part, as nothing comes before
+    name: str
+    parent: int
+    operator: Stateless | Stateful
+    store: StoreSpec | None
+
+    def process(self, rows: pa.RecordBatch, states: Mapping[str, StateReader], origins: Origins) -> Step:
+        """What the operator makes of rows."""
+        if not rows.num_rows:
+            return Step(rows)
+        if self.store is None:
+            return self.operator.process(rows)  # type: ignore[call-arg]
+        return self.operator.process(rows, states[self.store.name], origins)  # type: ignore[call-arg]
 
 
 class Chain:
@@ -76,176 +89,218 @@ class Chain:
 
     def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
         self.dropped = sub_topology.dropped
-        self._nodes = [(node.name, node.store, _operator(node, on_error)) for node in sub_topology.nodes]
-        self._closes = any(isinstance(operator, Advancing) for _, _, operator in self._nodes)
-        self._sinks = [(sink.stream, _gate(i, sink, on_error)) for i, sink in enumerate(sub_topology.sinks)]
+        self._places = [
+            _Place(node.name, _SOURCE if node.parent is None else node.parent, _operator(node, on_error), node.store)
+            for node in sub_topology.nodes
+        ]
+        self._closes = any(isinstance(place.operator, Advancing) for place in self._places)
+        self._sinks = [
+            (sink.stream, _SOURCE if sink.parent is None else sink.parent, _gate(i, sink, on_error))
+            for i, sink in enumerate(sub_topology.sinks)
+        ]
 
-    def run(self, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
-        """One batch (TASK_SCHEMA, in source order) against the state as of its first record.
+    def run(self, batch: Batch, states: Mapping[str, StateReader]) -> ChainResult:
+        """A batch against the state as of its first row, or the first rows of it, at least one.
 
-        An empty one lets the last operator that has a backlog go on: so none piles up behind another. Where none has,
-        but time was on its way along the chain, it goes on. Raises ExpressionFailed naming operator and source
-        offset, unless the job drops failing records.
+        Where an operator can not take all, the rows that it takes whole are led along the chain, and no others: then
+        nothing waits anywhere. What is too much of a single row waits in the operator's store. Nothing is to be run
+        before that is done (`has_backlog`). Raises OperatorFailed, which names the operator and the record.
         """
-        first = 0 if batch.num_rows else self._last_backlog(states)
-        if first == len(self._nodes) and (waiting := self._waiting(states)) is not None:
-            return self._advance(*waiting, states)
-        stream_time = int(batch.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
-        result, forward = ChainResult([], [], {}, [], stream_time), self._admitted(batch)
-        try:
-            if first < len(self._nodes):
-                forward = self._process(first, forward, states, result, batch)
-            forward = self._follow(first + 1, forward, states, result, batch)
-        except _Halted as halted:
-            return self._cut(halted, batch, states)
-        return self._delivered(forward, result)
-
-    def _admitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Records from outside: where operators say why results came out, nobody else has said so."""
-        if not self._closes:
-            return batch
-        at = TASK_SCHEMA.get_field_index("headers")
-        return batch.set_column(at, TASK_SCHEMA.field(at), unsaid(batch.column(at)))
-
-    def _follow(
-        self,
-        first: int,
-        forward: pa.RecordBatch,
-        states: Mapping[str, StateReader],
-        result: ChainResult,
-        source: pa.RecordBatch,
-    ) -> pa.RecordBatch:
-        """The operators from a place on, as long as there is something to give to the next one."""
-        for place in range(first, len(self._nodes)):
-            if forward.num_rows:
-                forward = self._process(place, forward, states, result, source)
-        return forward
-
-    def _process(
-        self,
-        place: int,
-        batch: pa.RecordBatch,
-        states: Mapping[str, StateReader],
-        result: ChainResult,
-        source: pa.RecordBatch,
-    ) -> pa.RecordBatch:
-        """One operator's step; what it says goes on. `source`: the records that all of it comes from, if these can be
-        cut. Raises _Halted.
-        """
-        name, store, operator = self._nodes[place]
-        state = states[store.name] if store else None
-        try:
-            step = operator.process(batch, state)
-        except TooMuchAtOnce as error:
-            if store is None or state is None or not isinstance(operator, Closing):
-                raise
-            at = _cut_at(error, source)
-            if error.previous is None or at is not None:
-                raise _Halted(place, operator, store, error, at) from error
-            step = operator.process_whole(batch, state)
-        result.keep(name, store, step)
-        return step.forward
-
-    def _cut(self, halted: _Halted, batch: pa.RecordBatch, states: Mapping[str, StateReader]) -> ChainResult:
-        """The records before the one with which it is too much; where none are, a part of what that one closes."""
-        if halted.at is None:
-            return self._close(halted, states, int(batch.column("offset")[0].as_py()) if batch.num_rows else None)
-        before = self.run(batch.slice(0, _before(batch, halted.at)), states)
-        return before if before.until is not None else replace(before, until=halted.at)
-
-    def _close(self, halted: _Halted, states: Mapping[str, StateReader], until: int | None) -> ChainResult:
-        """A part of what a record closes, and no more than that: it comes again."""
-        result = ChainResult([], [], {}, [], clock.NOT_STARTED, until=until)
-        step = halted.operator.close(
-            halted.error.to, states[halted.store.name], "stream_time", cause=halted.error.offset
-        )
-        result.keep(halted.store.operator, halted.store, step)
-        try:
-            forward = self._follow(halted.place + 1, step.forward, states, result, empty(TASK_SCHEMA))
-        except _Halted as behind:
-            return self._close(behind, states, until)
-        return self._delivered(forward, result)
+        source = self._admitted(batch.rows)
+        while True:
+            passing = _Pass(self._places, states, batch.origins, source)
+            with _located(batch.origins):
+                passing.lead(0)
+                if passing.fits is None:
+                    return self._delivered(passing)
+            source = source.slice(0, passing.fits)
 
     def has_backlog(self, states: Mapping[str, StateReader]) -> bool:
-        """Whether an operator has more to say of what it was given; until it has, nothing else should be given."""
-        return self._last_backlog(states) < len(self._nodes) or self._waiting(states) is not None
+        """Whether an operator has still something to do of what it was given; until it has not, nothing else is run."""
+        return self._last_backlog(states) is not None
 
-    def _last_backlog(self, states: Mapping[str, StateReader]) -> int:
-        """The place of the last operator with a backlog; past the end where none has one."""
-        places = range(len(self._nodes) - 1, -1, -1)
-        return next((i for i in places if _has_backlog(*self._nodes[i][1:], states)), len(self._nodes))
+    def go_on(self, states: Mapping[str, StateReader], origins: Origins) -> ChainResult:
+        """Do a part of what is still to be done: of the last operator that has a backlog, so that none grows.
 
-    def _waiting(self, states: Mapping[str, StateReader]) -> tuple[int, Advance] | None:
-        """The place where time that is moved by hand waits, and how far it is to be moved."""
-        for place, (_, store, _) in enumerate(self._nodes):
-            if store is not None and (advance := Advance.of(states[store.name])) is not None:
-                return place, advance
-        return None
+        `origins`: of no rows (`Origins.none`), but of the task's inputs. Raises OperatorFailed.
+        """
+        passing, place = _Pass(self._places, states, origins, _NO_ROWS), self._last_backlog(states)
+        if place is not None:
+            with _located(origins):
+                passing.go_on(place)
+                passing.lead(place + 1)
+        with _located(origins):
+            return self._delivered(passing)
 
     def horizon(self, states: Mapping[str, StateReader]) -> int | None:
         """The lowest stream time that closes everything that is open in the stores; None when nothing is."""
         found = [
-            operator.horizon(states[store.name])
-            for _, store, operator in self._nodes
-            if store is not None and isinstance(operator, Advancing)
+            place.operator.horizon(states[place.store.name])
+            for place in self._places
+            if place.store is not None and isinstance(place.operator, Advancing)
         ]
         return max((time for time in found if time is not None), default=None)
 
-    def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason) -> ChainResult:
+    def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason, origins: Origins) -> ChainResult:
         """Move the stream time of every operator to `to`, in order: each first gets what those before it let go.
 
-        Offsets of outputs are NO_CAUSE. Operators that do not wait for time (deduplicate) do not take part. Where one
-        is not through, those behind it wait until it is: there time is moved by later runs, with an empty batch.
+        Operators that do not wait for time (deduplicate) do not take part. Where one is not through, those behind it
+        wait until it is: there time is moved when the chain goes on. Raises OperatorFailed.
         """
-        return self._advance(0, Advance(to, reason), states)
+        passing = _Pass(self._places, states, origins, _NO_ROWS, Advance(to, reason))
+        with _located(origins):
+            passing.lead(0)
+            return self._delivered(passing)
 
-    def _advance(self, first: int, advance: Advance, states: Mapping[str, StateReader]) -> ChainResult:
-        forward, result, is_moving = empty(TASK_SCHEMA), ChainResult([], [], {}, [], advance.to), True
-        try:
-            for place in range(first, len(self._nodes)):
-                name, store, operator = self._nodes[place]
-                if forward.num_rows:
-                    forward = self._process(place, forward, states, result, empty(TASK_SCHEMA))
-                if is_moving and store is not None and isinstance(operator, Advancing):
-                    overlay = Overlay(states[store.name], result.changes.pop(store.name, None))
-                    step = operator.advance(advance.to, overlay, advance.reason)
-                    is_moving = step.is_through
-                    changes = overlay.merged(step.changes)
-                    changes = noted(None if is_moving else advance, states[store.name], changes)
-                    result.keep(name, store, replace(step, changes=changes))
-                    forward = pa.concat_batches([forward, step.forward])
-        except _Halted as halted:
-            return self._from_here_again(first, advance, self._close(halted, states, None), states)
-        return self._delivered(forward, result)
+    def _last_backlog(self, states: Mapping[str, StateReader]) -> int | None:
+        """The place of the last operator with a backlog; those that get its rows have none then."""
+        for i in range(len(self._places) - 1, -1, -1):
+            store = self._places[i].store
+            if store is not None and states[store.name].get(backlog.KEY) is not None:
+                return i
+        return None
 
-    def _from_here_again(
-        self, first: int, advance: Advance, result: ChainResult, states: Mapping[str, StateReader]
-    ) -> ChainResult:
-        """Nothing was advanced, as what is behind has to let something go first: note that it is to be."""
-        for _, store, operator in self._nodes[first:]:
-            if store is not None and isinstance(operator, Advancing):
-                changes = noted(advance, states[store.name], result.changes.get(store.name))
-                if changes is not None:
-                    result.changes[store.name] = changes
-                break
-        return result
+    def _admitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Records from outside: where operators say why results came out, nobody else has said so."""
+        if not self._closes:
+            return rows
+        at = TASK_SCHEMA.get_field_index("headers")
+        return rows.set_column(at, TASK_SCHEMA.field(at), unsaid(rows.column(at)))
 
-    def _delivered(self, batch: pa.RecordBatch, result: ChainResult) -> ChainResult:
-        for stream, gate in self._sinks:
-            self._deliver(batch, stream, gate, result)
-        return result
-
-    @staticmethod
-    def _deliver(batch: pa.RecordBatch, stream: str, gate: Filter | None, result: ChainResult) -> None:
-        if gate is not None and batch.num_rows:
-            step = gate.process(batch)
-            result.dropped.extend(step.dropped)
-            batch = step.forward
-        result.outputs.append((stream, as_records(batch)))
-        result.offsets.append(batch.column("offset").to_numpy())
+    def _delivered(self, passing: _Pass) -> ChainResult:
+        result = passing.result
+        for stream, parent, gate in self._sinks:
+            rows = passing.forward.get(parent, _NO_ROWS)
+            if gate is not None and rows.num_rows:
+                step = gate.process(rows)
+                result.dropped.extend(step.dropped)
+                rows = step.forward
+            result.outputs.append((stream, as_records(rows)))
+            result.ordinals.append(rows.column("ordinal").to_numpy())
+        return replace(result, taken=passing.source.num_rows, stream_time=passing.time)
 
 
-def _operator(node: Node, on_error: OnError) -> Operator:
+class _Pass:
+    """Rows on their way along the operators, and what comes of it.
+
+    `forward`: by place what its operator gave to those behind it. `source`: the rows that all of this comes from; none
+    where no batch is run. `fits`: set where the way ends as an operator can not take all: so many source rows it can.
+    `advance`: time moves on along the way, behind the rows.
+    """
+
+    def __init__(
+        self,
+        places: list[_Place],
+        states: Mapping[str, StateReader],
+        origins: Origins,
+        source: pa.RecordBatch,
+        advance: Advance | None = None,
+    ) -> None:
+        self._places, self._states, self._origins = places, states, origins
+        self.source, self.forward = source, {_SOURCE: source}
+        self.fits: int | None = None
+        self.result = ChainResult(origins)
+        self._advance, self._moved = advance, set() if advance is None else {_SOURCE}
+
+    @property
+    def time(self) -> int:
+        """How far this moves the task's stream time."""
+        found = int(self.source.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
+        return found if self._advance is None else max(found, self._advance.to)
+
+    def lead(self, first: int) -> None:
+        """Through the operators from a place on, as far as they get something."""
+        for i in range(first, len(self._places)):
+            parent = self._places[i].parent
+            if parent in self.forward and self.fits is None:
+                self._take(i, self.forward[parent], self._advance if parent in self._moved else None)
+
+    def go_on(self, i: int) -> None:
+        """Through one operator, with what it has still to do."""
+        place, state = self._places[i], self._state(i)
+        left = Backlog.of(state, self._origins.skipped)
+        self.forward = {}
+        if left is None:
+            return
+        rest = left.rest
+        if rest.cause is not None and isinstance(place.operator, Advancing):
+            step = place.operator.advance(clock.NOT_STARTED, state, "stream_time", rest.cause)
+            self._keep(i, step, Backlog(Rest(rest.rows, rest.cause if step.rest else None), left.advance))
+        elif rest.rows.num_rows or left.advance is None:
+            step = place.process(rest.rows, self._states, self._origins)
+            self._keep(i, step, Backlog(step.rest or _NO_REST, left.advance))
+        else:
+            self._advance = left.advance
+            self._take(i, _NO_ROWS, left.advance)
+
+    def _take(self, i: int, rows: pa.RecordBatch, advance: Advance | None) -> None:
+        """Through one operator, with rows, and then time that moves on."""
+        place = self._places[i]
+        step = place.process(rows, self._states, self._origins)
+        rest = step.rest
+        if rest is not None and self.source.num_rows:
+            rest = self._cut(i, rest)
+        if self.fits is not None:
+            return
+        if advance is None:
+            self._keep(i, step, Backlog(rest or _NO_REST))
+        elif rest is not None:
+            self._keep(i, step, Backlog(rest, advance))
+        else:
+            step = self._advanced(i, step, advance)
+            if step.rest is None:
+                self._moved.add(i)
+            self._keep(i, step, Backlog(_NO_REST, advance if step.rest else None))
+
+    def _cut(self, i: int, rest: Rest) -> Rest | None:
+        """Where an operator leaves a rest: what of that has to wait, if the way does not end there."""
+        before = int(np.searchsorted(self.source.column("ordinal").to_numpy(), rest.first_ordinal))
+        if i == 0 and before and rest.cause is None:
+            self.source = self.forward[_SOURCE] = self.source.slice(0, before)  # nobody has had more than that
+            return None
+        if self.source.num_rows > 1:
+            self.fits = max(before, 1)
+        return rest
+
+    def _advanced(self, i: int, step: Step, advance: Advance) -> Step:
+        """A step, and behind it time that moves on; its rest says that this is not through."""
+        operator = self._places[i].operator
+        if not isinstance(operator, Advancing):
+            return step
+        overlay = Overlay(self._state(i), step.changes)
+        then = operator.advance(advance.to, overlay, advance.reason)
+        forward = pa.concat_batches([step.forward, then.forward])
+        measured = measures.after(step.measures, then.measures)
+        return Step(forward, overlay.merged(then.changes), step.dropped + then.dropped, measured, then.rest)
+
+    def _keep(self, i: int, step: Step, left: Backlog) -> None:
+        """What a step made, and what is still to be done by its operator."""
+        place = self._places[i]
+        if place.store is not None:
+            step = replace(step, changes=backlog.noted(left, self._origins, self._state(i), step.changes))
+        self.result.keep(place.name, place.store, step)
+        self.forward[i] = step.forward
+
+    def _state(self, i: int) -> StateReader:
+        store = self._places[i].store
+        if store is None:
+            raise TypeError(f"{self._places[i].name} keeps no state")
+        return self._states[store.name]
+
+
+@contextmanager
+def _located(origins: Origins) -> Iterator[None]:
+    """An operator that fails says at which record."""
+    try:
+        yield
+    except OperatorFailed as error:
+        origin = None if error.ordinal is None else origins.origin(error.ordinal)
+        if origin is not None:
+            error.located(origin.input.stream_id, origin.input.partition, origin.offset)
+        raise
+
+
+def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
     """Raises OperatorUnavailable: what was valid where the job was made need not be so here."""
     try:
         spec = _SPECS.validate_python(node.spec)
@@ -254,27 +309,6 @@ def _operator(node: Node, on_error: OnError) -> Operator:
             node.name, "; ".join(problem.detail for problem in complaints(error, node.spec))
         ) from error
     return operator_of(spec, node.name, on_error, node.upstream)
-
-
-def _has_backlog(store: StoreSpec | None, operator: Operator, states: Mapping[str, StateReader]) -> bool:
-    return isinstance(operator, Draining) and store is not None and operator.has_backlog(states[store.name])
-
-
-def _before(batch: pa.RecordBatch, offset: int) -> int:
-    """How many records come before a source offset."""
-    return int(np.searchsorted(batch.column("offset").to_numpy(), offset))
-
-
-def _cut_at(error: TooMuchAtOnce, source: pa.RecordBatch) -> int | None:
-    """The source offset to cut a batch at: before the record with which it is too much; or else behind it, so that at
-    least no other is added; None where neither is a part of the batch.
-    """
-    if error.previous is None:
-        return None
-    before, through = _before(source, error.offset), _before(source, error.offset + 1)
-    if before and error.previous != error.offset:
-        return error.offset
-    return error.offset + 1 if 0 < through < source.num_rows else None
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

@@ -10,9 +10,11 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from service.streams.inputs import NO_CAUSE, Origins, split_words
 from service.streams.records import RECORD_SCHEMA, Dropped, as_records
 
 OPERATOR, REASON, OFFSET = "millrace-operator", "millrace-reason", "millrace-offset"
@@ -26,25 +28,26 @@ def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
     return {operator: dict(reasons) for operator, reasons in found.items()}
 
 
-def kept(dropped: Sequence[Dropped]) -> pa.RecordBatch:
-    """The dropped records (RECORD_SCHEMA) in the order of their source offsets.
+def kept(dropped: Sequence[Dropped], origins: Origins) -> pa.RecordBatch:
+    """The dropped records (RECORD_SCHEMA) in the order of the source rows that caused them.
 
     Their headers say which operator dropped them, why, and the offset of the record that caused it.
     """
     rows = pa.concat_batches([each.rows for each in dropped])
-    headers = pa.concat_arrays([_headers(each) for each in dropped])
+    headers = pa.concat_arrays([_headers(each, origins) for each in dropped])
     marked = rows.set_column(rows.schema.get_field_index("headers"), RECORD_SCHEMA.field("headers"), headers)
-    order = pc.sort_indices(pa.chunked_array([rows.column("offset")]))  # stable: within an offset as it happened
+    order = pc.sort_indices(pa.chunked_array([rows.column("ordinal")]))  # stable: of one cause as it happened
     return as_records(marked.take(order))
 
 
-def _headers(each: Dropped) -> pa.Array:
+def _headers(each: Dropped, origins: Origins) -> pa.Array:
     """The record's own headers, a JSON object, with ours in front; of the same name only ours stay."""
     ours = json.dumps({OPERATOR: each.operator, REASON: each.reason})[:-1] + f', "{OFFSET}": "'
     own = _others(each.rows.column("headers")).fill_null("{}")
     rest = pc.utf8_replace_slice(pc.utf8_trim_whitespace(own), 0, 1, "")
     comma = pc.if_else(pc.equal(pc.utf8_trim_whitespace(rest), "}"), "", ", ")
-    offsets = each.rows.column("offset").cast(pa.utf8())
+    words = origins.words(each.rows.column("ordinal").to_numpy())
+    offsets = pa.array(np.where(words == NO_CAUSE, NO_CAUSE, split_words(words)[1])).cast(pa.utf8())
     return pc.binary_join_element_wise(ours, offsets, '"', comma, rest, "")
 
 

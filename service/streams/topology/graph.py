@@ -24,8 +24,9 @@ from service.streams.topology.spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator: the name that errors and dropped records carry, its specification (JSON), its store, and what
-    the operators before it make of its records.
+    """One operator: the name that errors and dropped records carry, its specification (JSON), its store, what the
+    operators before it make of its records, and the place among the nodes of the one that it gets them from (None: it
+    gets those of the source).
     """
 
     name: str
@@ -33,21 +34,26 @@ class Node:
     spec: dict[str, Any]
     store: StoreSpec | None = None
     upstream: Upstream = PLAIN
+    parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A stream that results go to, and the condition for it."""
+    """A stream that results go to, the condition for it, and the place of the node whose results these are (None: the
+    records of the source).
+    """
 
     stream: str
     where: str | None = None
+    parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SubTopology:
-    """What one task runs: read one partition of the sources, pass the nodes in order, write the sinks.
+    """What one task runs: read one partition of the sources, pass the nodes, write the sinks.
 
-    `dropped` is the stream that keeps what its operators drop; None: they are only counted.
+    The nodes are a tree: each names its parent, which comes before it. `dropped` is the stream that keeps what its
+    operators drop; None: they are only counted.
     """
 
     id: int
@@ -102,7 +108,7 @@ def compile(  # noqa: A001 - it is what it does
         raise InvalidSpec(found)
     reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
     nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
-    sinks = [Sink(sink.stream, sink.where) for sink in spec.sinks]
+    sinks = [Sink(sink.stream, sink.where, len(nodes) - 1 if nodes else None) for sink in spec.sinks]
     dropped = _dropped(spec.name) if spec.keep_dropped else None
     return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
 
@@ -118,7 +124,8 @@ def _dropped(job: str) -> str:
 def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -> Node:
     name = operator.name or f"{operator.op}-{position}"
     store = _store(job, operator) if isinstance(operator, StatefulSpec) else None
-    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store, upstream)
+    parent = position - 1 if position else None
+    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store, upstream, parent)
 
 
 def _store(job: str, operator: StatefulSpec) -> StoreSpec:

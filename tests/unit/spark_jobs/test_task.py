@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
+from service.streams import inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged
+from service.streams.inputs import Batch, Input, Part, Position, Unread
 from service.streams.partitioner import murmur2
 from service.streams.records import Chunk, as_records
 from service.streams.topology import graph
@@ -19,8 +21,8 @@ from service.streams.topology.chain import Chain
 from service.streams.topology.spec import JobSpec
 from spark_jobs import task
 from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
-from spark_jobs.task import Batch, Done, Routes, read_batch, run_batch
-from tests.task import DictState, batch_of, shown
+from spark_jobs.task import Done, Routes, read_batch, run_batch
+from tests.task import DictState, rows_of, shown
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1000}
 KEYS = [f"user-{i}" for i in range(40)]
@@ -37,7 +39,7 @@ def record(key: str | None, timestamp: int = 0, value: Any = 1) -> Json:
 
 def write(storage: Storage, first_offset: int, records: Sequence[Json]) -> Chunk:
     """A published chunk of a source stream."""
-    segment = encode_segment([("clicks", 0, as_records(batch_of(records)))])
+    segment = encode_segment([("clicks", 0, as_records(rows_of(records)))])
     segment_id = uuid.uuid4().hex
     storage.write(path_of(segment_id), segment)
     meta = segment.chunks[0]
@@ -61,8 +63,14 @@ def run(
     return run_batch(now, Chain(part, parsed.on_error), batch, {"job-once": state}, routes), state
 
 
+def clicks(records: Sequence[Json], start: int) -> Batch:
+    """Records of `clicks` from an offset on."""
+    part = Part(as_records(rows_of(records)), start)
+    return inputs.batch_of([Unread(Input("clicks", 0), Position(start), start + len(records), [part])])
+
+
 def batch(*records: Json) -> Batch:
-    return Batch(batch_of(records, 10), "clicks", 0, 10, 10 + len(records))
+    return clicks(records, 10)
 
 
 def pieces(done: Done, stream: str) -> dict[int, list[str | None]]:
@@ -75,7 +83,7 @@ def pieces(done: Done, stream: str) -> dict[int, list[str | None]]:
 
 
 def offsets(found: Batch) -> list[int]:
-    listed: list[int] = found.records.column("offset").to_pylist()
+    listed: list[int] = found.origins.words(found.rows.column("ordinal").to_numpy()).tolist()
     return listed
 
 
@@ -92,21 +100,21 @@ def test_a_range_may_begin_and_end_inside_chunks(storage: Storage) -> None:
     second = write(storage, 4, [record(key) for key in "efgh"])
     found = read_batch(storage, work(2, 6, first, second))
     assert offsets(found) == [2, 3, 4, 5]
-    assert [row["key"] for row in shown(found.records)] == ["c", "d", "e", "f"]
-    assert (found.start, found.end) == (2, 6)
+    assert [row["key"] for row in shown(found.rows)] == ["c", "d", "e", "f"]
+    assert (found.starts[0].offset, found.ends) == (2, [6])
 
 
 def test_a_gap_between_chunks_is_passed(storage: Storage) -> None:
     found = read_batch(storage, work(0, 12, write(storage, 0, [record("a")]), write(storage, 10, [record("b")])))
     assert offsets(found) == [0, 10]
-    assert found.end == 12
+    assert found.ends == [12]
 
 
 def test_skipped_offsets_are_left_out_and_passed(storage: Storage) -> None:
     chunk = write(storage, 0, [record(key) for key in "abcd"])
     found = read_batch(storage, work(0, 4, chunk), skips=frozenset({1, 3, 99}))
     assert offsets(found) == [0, 2]
-    assert found.end == 4
+    assert found.ends == [4]
 
 
 def test_a_batch_that_is_skipped_as_a_whole_still_moves_the_position(storage: Storage) -> None:
@@ -211,7 +219,7 @@ def test_the_cut_into_batches_changes_nothing() -> None:
     routes = Routes({"out": StreamRef("out-id", 1)}, {"job-once": StoreRef("store-1", "changelog-id")})
     for start in range(0, 60, 7):
         now = AssignedTask("task-1", "0_0", 0, 0, 1, 0, None, {}, frozenset())
-        part = Batch(batch_of(records[start : start + 7], start), "clicks", 0, start, start + 7)
+        part = clicks(records[start : start + 7], start)
         done = run_batch(now, chain, part, {"job-once": state}, routes)
         if done.segment is not None:
             keys += pieces(done, "out-id").get(0, [])

@@ -1,6 +1,7 @@
 """What follows an aggregate is a table of updates: one edge per test (semantics.md, After an aggregate)."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from service.streams.operators.map_values import MapValues, MapValuesSpec
 from service.streams.operators.upstream import PLAIN, Upstream, upstreams
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
-from tests.task import Task, batch_of, cut, job, outputs, run_all, shown
+from tests.task import Task, batch_of, cut, job, outputs, rows_of, run_all, shown
 
 TABLE = Upstream(is_table=True)
 TUMBLING = {"type": "tumbling", "size_ms": 10}
@@ -49,7 +50,7 @@ def ran(operators, *records):
 
 def filtered(*updates, where="(value->>'n')::bigint >= 2", upstream=TABLE, on_error="fail"):
     operator = Filter(FilterSpec(op="filter", where=where), "f", on_error, upstream)
-    return operator.process(batch_of(updates))
+    return operator.process(rows_of(updates))
 
 
 def test_a_value_that_fails_a_filter_becomes_a_tombstone():
@@ -77,7 +78,7 @@ def test_values_on_which_a_condition_fails_are_dropped_and_tombstones_are_not():
     updates = [update("a", None, 1), update("b", {"n": "x"}, 2), update("c", {"n": 1}, 3), update("d", None, 4)]
     step = filtered(*updates, on_error="drop")
     assert shown(step.forward) == [update("a", None, 1), update("c", None, 3), update("d", None, 4)]
-    assert [(each.reason, each.rows.column("offset").to_pylist()) for each in step.dropped] == [
+    assert [(each.reason, each.rows.column("ordinal").to_pylist()) for each in step.dropped] == [
         ("expression_failed", [1])
     ]
 
@@ -87,7 +88,7 @@ def test_values_on_which_a_condition_fails_are_dropped_and_tombstones_are_not():
 
 def mapped(*updates, upstream=TABLE, on_error="fail", **select):
     operator = MapValues(MapValuesSpec(op="map_values", select=select), "m", on_error, upstream)
-    return operator.process(batch_of(updates))
+    return operator.process(rows_of(updates))
 
 
 def test_a_tombstone_passes_map_values_untouched():
@@ -107,15 +108,15 @@ def test_a_null_value_of_a_plain_stream_is_mapped_like_any_other():
 def test_values_on_which_an_expression_fails_are_dropped_and_tombstones_are_not():
     step = mapped(update("a", None), update("b", {"n": "x"}), on_error="drop", n="(value->>'n')::bigint")
     assert shown(step.forward) == [update("a", None)]
-    assert step.dropped[0].rows.column("offset").to_pylist() == [1]
+    assert step.dropped[0].rows.column("ordinal").to_pylist() == [1]
 
 
 def test_a_limit_that_is_met_behind_tombstones_names_the_operator_and_the_record(monkeypatch):
     monkeypatch.setattr(run, "MAX_RESULT_BYTES", 4)
     operator = MapValues(MapValuesSpec(op="map_values", select={"long": "'too long'"}), "m", "drop", TABLE)
     with pytest.raises(ExpressionFailed) as failed:
-        operator.process(batch_of([update("a", None), update("a", {"n": 1})], 7))
-    assert (failed.value.operator, failed.value.offset) == ("m", 8)
+        operator.process(rows_of([update("a", None), update("a", {"n": 1})]))
+    assert (failed.value.operator, failed.value.ordinal) == ("m", 1)
 
 
 def test_values_of_any_type_are_taken_past_tombstones():
@@ -233,8 +234,7 @@ def test_flush_closes_the_aggregate_and_then_what_waits_behind_it():
     assert run_all(task, [batch_of([record("a", 8), record("b", 9)])]) == []
     horizon = task.chain.horizon(task.states)
     assert horizon == 13
-    result = task.chain.advance(horizon, task.states, "flush")
-    task.replay(result.changes)
+    result = task.advance(horizon)
     finals = [(r["key"], r["value"], r["timestamp"]) for r in outputs(result)]
     assert finals == [("a", {"v": "v1"}, 8), ("b", {"v": "v1"}, 9)]
     assert result.outputs[0][1].column("headers").to_pylist() == ['{"millrace-closed-by":"flush"}'] * 2
@@ -244,7 +244,7 @@ def test_flush_closes_the_aggregate_and_then_what_waits_behind_it():
 def test_records_for_what_flush_has_closed_are_dropped_and_say_so():
     task = Task(job([count(), final()]))
     run_all(task, [batch_of([record("a", 8)])])
-    task.replay(task.chain.advance(10, task.states, "idle").changes)
+    task.advance(10, "idle")
     result = task.run(batch_of([record("a", 9), record("b", 12)], 1))
     assert outputs(result) == []
     assert [(each.operator, each.reason, each.rows.num_rows) for each in result.dropped] == [("agg", "closed_idle", 1)]
@@ -278,23 +278,26 @@ def test_what_comes_out_on_close_is_net_already(window):
     assert len(every) == 2
 
 
+def saying(headers, one):
+    """A batch of one record with these headers."""
+    batch = batch_of([one])
+    at = batch.rows.schema.get_field_index("headers")
+    return replace(batch, rows=batch.rows.set_column(at, batch.rows.schema.field(at), pa.array([headers], pa.utf8())))
+
+
 @pytest.mark.parametrize("said", ['{"millrace-closed-by":"made up"}', '{"millrace-closed-by":"idle","x":"y"}'])
 def test_why_a_result_came_out_is_never_taken_from_the_records_it_came_of(said):
     task = Task(job([count(), {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 5}]))
-    batch = batch_of([update("a", {"n": 1}, timestamp=0)])
-    at = batch.schema.get_field_index("headers")
-    task.run(batch.set_column(at, batch.schema.field(at), pa.array([said], pa.utf8())))
-    flushed = task.chain.advance(100, task.states, "flush").outputs[0][1]
+    task.run(saying(said, update("a", {"n": 1}, timestamp=0)))
+    flushed = task.advance(100).outputs[0][1]
     [headers] = [json.loads(text) for text in flushed.column("headers").to_pylist()]
     assert headers == {"millrace-closed-by": "flush"} | ({"x": "y"} if "x" in said else {})
 
 
 def test_an_operator_that_closes_nothing_lets_headers_pass():
     task = Task(job([AT_LEAST_2]))
-    batch = batch_of([update("a", {"n": 2})])
-    at = batch.schema.get_field_index("headers")
     said = '{"millrace-closed-by":"idle"}'
-    result = task.run(batch.set_column(at, batch.schema.field(at), pa.array([said], pa.utf8())))
+    result = task.run(saying(said, update("a", {"n": 2})))
     assert result.outputs[0][1].column("headers").to_pylist() == [said]
 
 

@@ -119,8 +119,8 @@ def test_duplicates_are_dropped_with_their_reason_as_they_came():
     result = task(10).run(batch_of([record("a", 1), record("a", 2, {"v": 1})], first_offset=40))
     (dropped,) = result.dropped
     assert (dropped.operator, dropped.reason) == ("once", "duplicate")
-    assert dropped.rows.select(["key", "value", "timestamp", "offset"]).to_pylist() == [
-        {"key": b"a", "value": '{"v": 1}', "timestamp": 2, "offset": 41}
+    assert dropped.rows.select(["key", "value", "timestamp", "ordinal"]).to_pylist() == [
+        {"key": b"a", "value": '{"v": 1}', "timestamp": 2, "ordinal": 1}
     ]
 
 

@@ -69,7 +69,7 @@ def test_the_record_itself_goes_on_unchanged_but_for_its_window():
     machine = tumbling()
     machine.feed(record("a", 3, {"id": 1}), record("a", 4, {"id": 2}))
     assert machine.column("value") == ['{"id": 1}']
-    assert machine.column("offset") == [0]
+    assert machine.causes() == [0]
 
 
 def test_a_window_takes_its_first_record_until_grace_has_passed():

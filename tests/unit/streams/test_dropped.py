@@ -8,12 +8,15 @@ import pyarrow as pa
 
 from service.streams.records import TASK_SCHEMA, Dropped
 from service.streams.topology.dropped import counted, kept
+from tests.task import batch_of
+
+ORIGINS = batch_of([{"key": "k", "value": {}, "timestamp": 1}] * 5, 5).origins  # offsets 5 to 9
 
 
 def rows(*records: tuple[int, str | None]) -> pa.RecordBatch:
     fields = [
         {"key": b"k", "value": "{}", "timestamp": offset, "window_start": None, "window_end": None}
-        | {"headers": headers, "offset": offset}
+        | {"headers": headers, "ordinal": offset - 5}
         for offset, headers in records
     ]
     return pa.RecordBatch.from_pylist(fields, TASK_SCHEMA)
@@ -25,7 +28,8 @@ def test_counts_go_by_operator_and_reason() -> None:
 
 
 def test_kept_records_come_in_the_order_of_their_offsets_and_say_why() -> None:
-    found = kept([Dropped("b", "late", rows((7, None), (9, "{}"))), Dropped("a", "null_key", rows((8, '{"x": "y"}')))])
+    dropped = [Dropped("b", "late", rows((7, None), (9, "{}"))), Dropped("a", "null_key", rows((8, '{"x": "y"}')))]
+    found = kept(dropped, ORIGINS)
     assert found.column("timestamp").to_pylist() == [7, 8, 9]
     assert [json.loads(headers) for headers in found.column("headers").to_pylist()] == [
         {"millrace-operator": "b", "millrace-reason": "late", "millrace-offset": "7"},
@@ -36,6 +40,6 @@ def test_kept_records_come_in_the_order_of_their_offsets_and_say_why() -> None:
 
 def test_headers_of_our_names_are_ours_alone() -> None:
     before = '{"millrace-operator": "mine", "millrace-reason": "late", "x": "y", "millrace-other": "z"}'
-    [headers] = kept([Dropped("a", "late", rows((5, before)))]).column("headers").to_pylist()
+    [headers] = kept([Dropped("a", "late", rows((5, before)))], ORIGINS).column("headers").to_pylist()
     told = {"millrace-operator": "a", "millrace-reason": "late", "millrace-offset": "5"}
     assert json.loads(headers, object_pairs_hook=list) == [*told.items(), ("x", "y"), ("millrace-other", "z")]

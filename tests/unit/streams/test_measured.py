@@ -256,6 +256,6 @@ def test_what_a_step_and_then_time_let_go_is_measured_as_one():
         )
     )
     task.run(batch_of([{"key": "k", "timestamp": 1, "value": None}]))
-    result = task.chain.advance(50, task.states, "flush")
+    result = task.advance(50)
     assert result.measures["s"]["emitted"] == 1
     assert result.measures["s"]["lateness_ms"] == {"count": 1, "sum": 0, "max": 0}

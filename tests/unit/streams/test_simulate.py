@@ -216,6 +216,6 @@ def test_where_an_operator_failed_is_a_pointer_into_the_request():
 def test_a_failure_that_no_record_caused_points_to_its_operator():
     full = {"op": "suppress", "name": "full", "until": "time_limit", "time_limit_ms": 5, "buffer": {"max_bytes": 8}}
     full["buffer"]["when_full"] = "shut_down"
-    error = OperatorFailed("full", None, "no", "no")
+    error = OperatorFailed("full", None, "no")
     job = compiled(SimulateRequest(job={"operators": [ONCE, full]}))[1]
     assert place_of(error, job.sub_topologies[0]) == "/job/operators/1"

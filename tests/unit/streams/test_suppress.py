@@ -440,7 +440,7 @@ def test_offsets_are_those_of_the_records_that_let_updates_go():
     machine = limited(2)
     machine.feed(update("a", 1, 0), update("b", 1, 1))
     machine.feed(update("c", 1, 2), update("d", 1, 3))
-    assert machine.column("offset") == [2, 3]
+    assert machine.causes() == [2, 3]
 
 
 def test_a_final_result_says_why_it_came():
@@ -500,7 +500,7 @@ def test_what_no_record_lets_go_has_no_offset():
     machine = limited(5)
     machine.feed(update("a", 1, 50))
     machine.advance(90)
-    assert machine.column("offset") == [-1]
+    assert machine.causes() == [-1]
 
 
 # ---------------------------------------------------------------- simulate
