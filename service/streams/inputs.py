@@ -143,12 +143,15 @@ class Batch:
 
     def positions(self, taken: int) -> list[Position]:
         """How far each input is read once so many rows, from the first on, are taken; once all are, to its end."""
-        rows = self.rows.slice(0, taken)
         is_whole = taken >= self.rows.num_rows
         following = {} if is_whole else self.origins.next_offsets(self.rows.column("ordinal")[taken].as_py())
-        numbers = self.origins.words(rows.column("ordinal").to_numpy()) >> _OFFSET_BITS
+        timestamps = self.rows.column("timestamp").to_numpy()[:taken]
         frontiers = np.array([start.frontier for start in self.starts], np.int64)
-        np.maximum.at(frontiers, numbers, rows.column("timestamp").to_numpy())
+        if len(frontiers) == 1:
+            frontiers[0] = timestamps.max(initial=frontiers[0])
+        else:
+            words = self.origins.words(self.rows.column("ordinal").to_numpy()[:taken])
+            np.maximum.at(frontiers, words >> _OFFSET_BITS, timestamps)
         return [
             Position(following.get(number, end), frontier)
             for number, (end, frontier) in enumerate(zip(self.ends, frontiers.tolist(), strict=True))
