@@ -81,9 +81,7 @@ def run_batch(
     result = chain.run(batch, states)
     moved: list[Json] = [
         {"stream_id": read.stream_id, "partition": read.partition, "from": start.offset, "to": position.offset}
-        for read, start, position in zip(
-            batch.origins.inputs, batch.starts, batch.positions(result.taken), strict=True
-        )
+        for read, start, position in zip(batch.origins.inputs, batch.starts, batch.positions(result.taken), strict=True)
     ]
     done = _done(task, chain, result, routes, started, records_in=result.taken, positions=moved)
     return replace(done, cut_after=result.taken if result.taken < batch.rows.num_rows else None)

@@ -27,8 +27,7 @@ def most_hot(request):
 
 def advanced(task, to):
     """What comes out when time is moved."""
-    result = task.chain.advance(to, task.states, "idle")
-    task.replay(result.changes)
+    result = task.advance(to, "idle")
     return outputs(result), dropped(result)
 
 
@@ -49,8 +48,8 @@ def test_aggregate_equals_the_oracle_however_it_is_cut_and_whenever_time_is_move
             oracle.dropped.clear()
             assert advanced(task, to) == (oracle.advance(to), [])
         oracle.dropped.clear()
-        expected = [out for record in records[at : at + batch.num_rows] for out in oracle.feed(record)]
-        at += batch.num_rows
+        expected = [out for record in records[at : at + batch.rows.num_rows] for out in oracle.feed(record)]
+        at += batch.rows.num_rows
         result = task.run(batch)
         assert outputs(result) == expected
         assert Counter(dropped(result)) == Counter(oracle.dropped)

@@ -361,7 +361,7 @@ def test_shutting_down_says_how_full_it_is_and_where():
         machine.feed(update("b", 1, 11, (10, 20)))
     assert (full.value.records, full.value.max_records) == (2, 1)
     assert (full.value.bytes, full.value.max_bytes) == (36, None)
-    assert (full.value.operator, full.value.offset, full.value.code) == ("s", 3, "buffer_full")
+    assert (full.value.operator, full.value.ordinal, full.value.code) == ("s", 0, "buffer_full")
 
 
 def test_shutting_down_on_bytes():
