@@ -49,6 +49,7 @@ class State(TypedDict):
     settings: Settings
     catalog: Catalog
     storage: Storage
+    storage_check: health.StorageCheck
     hub: Hub
     ingest: AppendBuffer
     keys: KeyRing
@@ -136,6 +137,7 @@ def _open(settings: Settings) -> State:
         settings=settings,
         catalog=catalog,
         storage=storage,
+        storage_check=health.StorageCheck(storage, settings.min_free_bytes),
         hub=hub,
         ingest=AppendBuffer(
             catalog,

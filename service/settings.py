@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     max_json_bytes: int = Field(default=16 << 20, gt=0)  # decoded bytes of any other request
     ingest_group_bytes: int = Field(default=32 << 20, gt=0)
     ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
+    min_free_bytes: int = Field(default=256 << 20, ge=0)  # of the storage's device; less is not ready
     lease_ms: int = Field(default=10_000, ge=1_000)
     tick_ms: int = Field(default=1_000, ge=50)
     initial_rebalance_delay_ms: int = Field(default=1_000, ge=0)  # how long a job's first slot waits for the others

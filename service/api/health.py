@@ -1,5 +1,7 @@
 """Health, readiness, what this is, and Prometheus' figures."""
 
+import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Literal
@@ -19,7 +21,10 @@ from service.auth import Reader
 from service.catalog import overview
 from service.lookups import ping_views
 from service.problems import declared
+from service.storage.segments import Storage
 from service.streams.errors import StreamError
+
+STORAGE_KNOWN_S = 2.0  # `/readyz` asks nobody for a key: it may not be a way to keep the storage busy
 
 router = APIRouter(tags=["operations"])
 
@@ -47,6 +52,30 @@ class Info(BaseModel):
     auth: Literal["on", "off"]
 
 
+class StorageCheck:
+    """Whether the storage can be written and has room, as it was found a moment ago. Safe to share between threads."""
+
+    def __init__(self, storage: Storage, min_free_bytes: int) -> None:
+        self._storage, self._min_free_bytes = storage, min_free_bytes
+        self._found, self._until_s = "", 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> str:
+        """`ok`, or what is wrong."""
+        with self._lock:
+            if time.monotonic() >= self._until_s:
+                self._found = self._look()
+                self._until_s = time.monotonic() + STORAGE_KNOWN_S
+            return self._found
+
+    def _look(self) -> str:
+        found = _probe("the storage", self._storage.check)
+        free = self._storage.free_bytes() if found == "ok" else None
+        if free is None or free >= self._min_free_bytes:
+            return found
+        return f"nearly full: {free} bytes are free, MILLRACE_MIN_FREE_BYTES is {self._min_free_bytes}"
+
+
 @router.get("/healthz", responses={200: {"model": Health}})
 async def healthz() -> Response:
     """Whether the process answers."""
@@ -55,11 +84,13 @@ async def healthz() -> Response:
 
 @router.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
 def readyz(request: Request) -> Response:
-    """Whether jobs can run: database, storage, Redis if it is set, the service's own loops, a live instance."""
+    """Whether jobs can run: database, storage (can be written, has room), Redis if it is set, the service's own loops,
+    a live instance.
+    """
     state = request.state
     parts = {
         "database": _probe("the database", lambda: state.catalog.read(overview.live_instances)),
-        "storage": _probe("the storage", state.storage.check),
+        "storage": state.storage_check(),
         "loops": f"ended: {', '.join(state.rounds.ended)}" if state.rounds.ended else "ok",
         "instances": "not known",
         "intake": "draining" if getattr(request.app.state, "is_draining", False) else "ok",

@@ -13,6 +13,7 @@ The crc32 of each chunk is kept in the catalog, apart from the bytes it judges.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import zlib
 from collections import OrderedDict
@@ -31,6 +32,7 @@ from service.streams.records import CHANGELOG_SCHEMA, Chunk, ChunkMeta
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # the slots fill the cores already
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _FRESH_MAX_BYTES = 32 << 20
+_PROBE_BYTES = 4096  # a block: an empty file can be made on a full device
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,14 @@ class Storage:
         return fresh if fresh is not None else decode_chunk(self._read(chunk), chunk)
 
     def check(self) -> None:
-        """Make sure the location is there, and can be reached. Raises OSError."""
+        """Write something to the location, always under the same name. Raises OSError."""
         self._fs.create_dir(self._base, recursive=True)
+        with self._fs.open_output_stream(f"{self._base}/probe") as out:
+            out.write(bytes(_PROBE_BYTES))
+
+    def free_bytes(self) -> int | None:
+        """Bytes left on the location's device; None where nobody can tell (an object store). Raises OSError."""
+        return shutil.disk_usage(self._base).free if isinstance(self._fs, fs.LocalFileSystem) else None
 
     def delete(self, path: str) -> None:
         """Remove a segment file; one that is gone already is fine. Only the collector calls this."""
