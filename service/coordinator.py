@@ -15,22 +15,34 @@ Locks: jobs by id, tasks by id, then partitions, then slots and instances.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import idle_and_flush
 from service.catalog import tasks as work
-from service.catalog.engine import Catalog, Now, job_topic, now_ms, stream_topic, wake
+from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, stream_topic, wake
 from service.catalog.job_creation import set_spec
 from service.catalog.job_states import DRAINING, STAFFED, WORKING, fail_job, lock_job, lock_tasks, move, settle
 from service.catalog.jobs import streams_of
 from service.catalog.tables import InstanceRow, JobRow, Json, MetaRow, RebalanceRow, SkipRow, SlotRow, StoreRow, TaskRow
-from service.catalog.tasks import Assigned, TaskCommit, Verdict, lock_tasks_by_id
+from service.catalog.tasks import Assigned, lock_tasks_by_id
+from service.protocol import (
+    HeldTask,
+    JobToRun,
+    JoinedSlot,
+    PollAnswer,
+    StoreRef,
+    StreamRef,
+    TaskCommit,
+    Verdict,
+    WantedJob,
+    WantedJobs,
+)
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownSlot
 from service.streams.topology.graph import Topology
@@ -46,21 +58,13 @@ GONE_SLOTS_KEPT_MS = 24 * 3_600_000
 RENEW_AFTER = 3  # a lease is renewed once a third of it has elapsed
 
 
-class HeldTask(TypedDict):
-    """A task as a slot knows it: its epoch, and how far its replicas are (store id → changelog position)."""
-
-    task: str
-    epoch: int
-    applied: dict[str, int]
-
-
 @dataclass(frozen=True, slots=True)
-class PollAnswer:
-    """`body` is the answer; when it `is_ready` it should go out at once, else when one of `topics` wakes or
-    `look_again_ms` have passed (None: no need to).
+class PollOutcome:
+    """When the `answer` `is_ready` it should go out at once, else when one of `topics` wakes or `look_again_ms` have
+    passed (None: no need to).
     """
 
-    body: Json
+    answer: PollAnswer
     is_ready: bool
     topics: frozenset[str]
     look_again_ms: int | None = None
@@ -124,7 +128,7 @@ def join_instance(
     return instance
 
 
-def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> Json:
+def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> WantedJobs:
     """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer.
 
     Writes nothing while most of the lease is left. Raises UnknownInstance, InstanceGone.
@@ -154,7 +158,7 @@ def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: boo
         instance.state = GONE
 
 
-def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[Json, bool]:
+def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
         raise UnknownInstance(instance_id)
@@ -162,14 +166,14 @@ def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[
     if state not in PRESENT or current != incarnation:
         raise InstanceGone(name)
     jobs = _wanted_jobs(s, cores) if state == LIVE else []
-    version = hashlib.sha256(json.dumps(jobs).encode()).hexdigest()[:16]
-    return {"jobs": jobs, "version": version, "lease_ms": lease_ms}, _is_due(left_ms, lease_ms)
+    version = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()[:16]
+    return WantedJobs(jobs, version, lease_ms), _is_due(left_ms, lease_ms)
 
 
-def _wanted_jobs(s: Session, cores: int) -> list[Json]:
+def _wanted_jobs(s: Session, cores: int) -> list[WantedJob]:
     """The jobs that want slots, and how many on an instance with this many cores."""
     rows = s.execute(_WANTED_JOBS)
-    return [{"id": i, "name": name, "slots": _slots_on(cores, wanted, n)} for i, name, wanted, n in rows]
+    return [WantedJob(i, name, _slots_on(cores, wanted, n)) for i, name, wanted, n in rows]
 
 
 def _slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
@@ -204,7 +208,7 @@ def join_slot(
     index: int,
     lease_ms: int = SESSION_TIMEOUT_MS,
     initial_delay_ms: int = NO_DELAY_MS,
-) -> Json:
+) -> JoinedSlot:
     """Let a slot in, in the place of any with the same instance, job and index; answers what it needs to run.
 
     For `initial_delay_ms` after the first slot of a job, those that are to follow keep their shares free (Kafka's
@@ -292,15 +296,16 @@ def _lock_slots(s: Session, which: ColumnElement[bool]) -> Sequence[SlotRow]:
     return s.scalars(query.execution_options(populate_existing=True)).all()
 
 
-def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> Json:
+def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> JoinedSlot:
     stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id).order_by(StoreRow.name))
-    return {
-        "slot": slot_id,
-        "lease_ms": lease_ms,
-        "job": {"id": job.id, "name": job.name, "spec": job.spec, "topology": job.topology},
-        "streams": {at.name: {"id": at.id, "partitions": at.partitions} for at in streams_of(s, job.id)},
-        "stores": {store.name: {"id": store.id, "changelog": store.changelog_stream_id} for store in stores},
-    }
+    return JoinedSlot(
+        slot=slot_id,
+        lease_ms=lease_ms,
+        lineage=lineage_of(s),
+        job=JobToRun(job.id, job.name, job.spec, job.topology),
+        streams={at.name: StreamRef(at.id, at.partitions) for at in streams_of(s, job.id)},
+        stores={store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},
+    )
 
 
 def _slots_of(s: Session, instance_id: str) -> Sequence[str]:
@@ -346,8 +351,8 @@ def _take_tasks(s: Session, jobs: Iterable[JobRow], slot_ids: Collection[str], *
 
 def poll_slot(
     catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None
-) -> PollAnswer:
-    """What a slot should do next, told what it holds.
+) -> PollOutcome:
+    """What a slot that holds these tasks should do next.
 
     One read-only look of three queries, and one more per task with work. A write comes only with something to
     write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
@@ -371,12 +376,12 @@ class _SlotNow(NamedTuple):
     is_lease_due: bool
 
 
-def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None) -> tuple[PollAnswer, bool]:
+def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None) -> tuple[PollOutcome, bool]:
     now = _slot_now(s, slot_id)
     _require_same(slot_id, now.instance_id, instance_id)
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
-        return PollAnswer({"directive": "leave", "tasks": []}, True, frozenset(topics)), now.is_lease_due
+        return PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due
     tasks = work.assigned_to(s, slot_id)
     topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
     staying = [task for task in tasks if task.target_slot_id is None]
@@ -390,12 +395,10 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
         max_records=now.max_batch_records if now.is_working else 0,
         has_skips=now.has_skips,
     )
-    owned = {(task["task"], task["epoch"]) for task in described}
-    is_news = owned != {(task["task"], task["epoch"]) for task in held}
-    is_ready = is_news or any(task["work"] or task["advance"] for task in described)
+    is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
+    is_ready = is_news or any(task.is_due for task in described)
     is_due = now.is_lease_due or any(_is_to_write(task, held) for task in tasks)
-    body: Json = {"directive": "run", "tasks": described}
-    return PollAnswer(body, is_ready, frozenset(topics), to_advance.look_again_ms), is_due
+    return PollOutcome(PollAnswer("run", described), is_ready, frozenset(topics), to_advance.look_again_ms), is_due
 
 
 def _slot_now(s: Session, slot_id: str) -> _SlotNow:
@@ -414,7 +417,12 @@ def _is_to_write(task: Assigned, held: Sequence[HeldTask]) -> bool:
         return True
     if task.input_with_work is not None:
         return False
-    return any(mine["task"] == task.id and mine["applied"].items() - task.applied.items() for mine in held)
+    return any(mine.task == task.id and _applied(mine).items() - task.applied.items() for mine in held)
+
+
+def _applied(task: HeldTask) -> dict[str, int]:
+    """How far its replicas are. With a backlog nobody shall call it caught up: one short of where it is."""
+    return {store: max(at - task.has_backlog, 0) for store, at in task.applied.items()}
 
 
 def _keep_slot(s: Session, slot_id: str, held: Sequence[HeldTask]) -> None:
@@ -427,9 +435,9 @@ def _keep_slot(s: Session, slot_id: str, held: Sequence[HeldTask]) -> None:
         if truncated:
             fail_job(s, job, _source_truncated(truncated))
         _hand_over(s, job, slot_id)
-    told = {task["task"]: task["applied"] for task in held}
-    mine = {i: task for i, task in lock_tasks_by_id(s, told).items() if task.slot_id == slot_id}
-    work.note_applied(s, mine.values(), told)
+    applied = {task.task: _applied(task) for task in held}
+    mine = {i: task for i, task in lock_tasks_by_id(s, applied).items() if task.slot_id == slot_id}
+    work.note_applied(s, mine.values(), applied)
     s.flush()
     if not _renew_slot(s, slot_id):
         raise InstanceGone(f"Slot {slot_id}")

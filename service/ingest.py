@@ -30,7 +30,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from service import metrics
 from service.catalog.engine import Catalog
 from service.catalog.ingest_keys import find_response, remember
-from service.catalog.segments import Published, publish, register_segments
+from service.catalog.segments import publish, register_segments
 from service.catalog.streams import mark_custom_partitioning
 from service.catalog.tables import IngestKeyRow, StreamRow
 from service.faults import fault_point
@@ -48,6 +48,7 @@ from service.streams.errors import (
     UnknownStream,
 )
 from service.streams.partitioner import partition_of
+from service.streams.records import Published
 
 Answer = dict[str, Any]  # {"accepted", "offsets": [{"partition", "first", "last"}], "position"}
 

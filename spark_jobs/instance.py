@@ -32,10 +32,11 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark import InheritableThread, SparkContext
 
 from service import logs
+from service.protocol import JoinedInstance, JoinRequest, WantedJob
 from service.storage import environments
 from service.storage.private import keep_private, private_folder
 from spark_jobs import pulse, session
-from spark_jobs.client import Api, Gone, Json, Membership, Place, Refused, Unreachable, WantedJob
+from spark_jobs.client import Api, Gone, Place, Refused, Unreachable
 
 BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -139,7 +140,7 @@ class Instance:
     def __init__(self, api: Api, context: SparkContext, options: Options, asked_to_stop: threading.Event) -> None:
         self._api, self._context, self._options, self._asked_to_stop = api, context, options, asked_to_stop
         self._incarnation = uuid.uuid4().hex
-        self._member: Membership | None = None
+        self._member: JoinedInstance | None = None
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
         self._joins = self._cores = 0
@@ -195,20 +196,15 @@ class Instance:
             InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
         self._cores = known or session.cores_of(self._context)
 
-    def _join(self) -> Membership:
+    def _join(self) -> JoinedInstance:
         context, options = self._context, self._options
-        told: Json = {
-            "name": options.name,
-            "incarnation": self._incarnation,
-            "host": socket.gethostname(),
-            "cores": self._cores,
-            "spark": {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master},
-        }
-        self._member = member = self._api.join_instance(told)
+        spark = {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master}
+        joining = JoinRequest(options.name, self._incarnation, socket.gethostname(), self._cores, spark)
+        self._member = member = self._api.join_instance(joining)
         if self._joins:
             self._joined_again_s = time.monotonic()
         self._joins += 1
-        self._log.info("instance_joined", id=member.instance_id, cores=told["cores"], spark=told["spark"])
+        self._log.info("instance_joined", id=member.instance_id, cores=self._cores, spark=spark)
         return member
 
     def _give_up(self, code: int, why: str) -> None:
@@ -239,7 +235,7 @@ class Instance:
             return None
         return Place(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
 
-    def _look_after(self, member: Membership) -> None:
+    def _look_after(self, member: JoinedInstance) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""
         replicas = self._options.replica_dir
         for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), 3 * member.lease_ms / 1000):

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 import lmdb
+import msgspec
 import structlog
 
 from service import logs
+from service.protocol import AssignedTask, ChunkRange, HeldTask, InputRange, JoinedSlot, TaskCommit, TaskError, Verdict
 from service.storage import environments
 from service.storage.private import private_folder
 from service.storage.replica import Replica, replay, replica_path
@@ -32,16 +34,11 @@ from spark_jobs import memory
 from spark_jobs.client import (
     Api,
     ApiError,
-    AssignedTask,
-    ChunkRange,
     Gone,
-    JoinedSlot,
     Json,
     Place,
     Refused,
     Unreachable,
-    Verdict,
-    Work,
     slot_path,
 )
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
@@ -151,18 +148,17 @@ class OwnedTask:
         return self.now.is_due or self.has_backlog
 
     @property
-    def work(self) -> Work | None:
+    def work(self) -> InputRange | None:
         """What to read next: after a cut not much more than was taken, as the rest would be read in vain."""
-        if self.now.work is None or self.at_most is None:
-            return self.now.work
-        return at_most(self.now.work, self.at_most)
+        work = self.now.work[0] if self.now.work else None
+        return work if work is None or self.at_most is None else at_most(work, self.at_most)
 
     def note_cut(self, cut_after: int | None) -> None:
         """Its work was run, up to so many records (None: to the end)."""
         if cut_after is not None:
             self.at_most = max(2 * cut_after, LEAST_AFTER_CUT)
-        elif self.at_most is not None and self.now.work is not None:
-            is_done = self.now.work.end - self.now.work.start <= self.at_most
+        elif self.at_most is not None and self.now.work:
+            is_done = self.now.work[0].end - self.now.work[0].start <= self.at_most
             self.at_most = None if is_done else 4 * self.at_most
 
     @property
@@ -194,19 +190,19 @@ class Slot:
 
     def __init__(self, api: Api, place: Place, joined: JoinedSlot, pulse: Pulse) -> None:
         self._api, self._place, self._joined, self._pulse = api, place, joined, pulse
-        self._path = slot_path(place.instance_id, joined.slot_id)
+        self._path = slot_path(place.instance_id, joined.slot)
         self._storage: Storage = open_storage(place.storage_uri)
-        self._topology = Topology.from_json(joined.topology)
+        self._topology = Topology.from_json(joined.job.topology)
         self._chains: dict[int, Chain] = {}
         self._routes = Routes(joined.streams, joined.stores)
         self._views = KeptViews(joined.redis_url, joined, self._topology.stores(), self._storage, self._find_chunks)
         self._spare: list[tuple[str, str]] = []
         self._tasks: dict[str, OwnedTask] = {}
-        self._interval_s = joined.spec["commit_interval_ms"] / 1000
+        self._interval_s = joined.job.spec["commit_interval_ms"] / 1000
         self._round_start_s = -self._interval_s
         self._has_full_batch = self._is_cut_short = self._is_swollen = False
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
-        self.log = structlog.get_logger().bind(job=joined.job_name, slot=joined.slot_id)
+        self.log = structlog.get_logger().bind(job=joined.job.name, slot=joined.slot)
 
     def __enter__(self) -> Self:
         self._keeper.__enter__()
@@ -238,15 +234,15 @@ class Slot:
 
     # ------------------------------------------------------------ what to do
 
-    def _held(self) -> list[Json]:
+    def _held(self) -> list[HeldTask]:
         ids = {name: store.id for name, store in self._joined.stores.items()}
         return [
-            {
-                "task": task.now.id,
-                "epoch": task.now.epoch,
-                # With a backlog it is not where its input is, and nobody shall call it caught up: one short of its end.
-                "applied": {ids[store]: max(at - task.has_backlog, 0) for store, at in task.positions.items()},
-            }
+            HeldTask(
+                task=task.now.task,
+                epoch=task.now.epoch,
+                applied={ids[store]: at for store, at in task.positions.items()},
+                has_backlog=task.has_backlog,
+            )
             for task in self._tasks.values()
         ]
 
@@ -272,7 +268,7 @@ class Slot:
 
     def _take(self, assigned: Iterable[AssignedTask]) -> None:
         """Own exactly what the answer says, under the epochs that it says."""
-        told = {task.id: task for task in assigned}
+        told = {task.task: task for task in assigned}
         for task_id, task in list(self._tasks.items()):
             if task_id not in told or told[task_id].epoch != task.now.epoch:
                 self._tasks.pop(task_id).close()
@@ -406,15 +402,15 @@ class Slot:
 
     def _may_not_wait(self, task: OwnedTask) -> bool:
         """Whether a commit interval would only keep back what is there already."""
-        return task.has_backlog or task.at_most is not None or self._is_full(task.now.work)
+        return task.has_backlog or task.at_most is not None or any(self._is_full(work) for work in task.now.work)
 
-    def _is_full(self, work: Work | None) -> bool:
-        return work is not None and work.end - work.start >= int(self._joined.spec["max_batch_records"])
+    def _is_full(self, work: InputRange) -> bool:
+        return work.end - work.start >= int(self._joined.job.spec["max_batch_records"])
 
     def _run_task(self, task: OwnedTask) -> _Written:
         """Run one batch, or close what is open, and write its segment; nobody sees it before the commit."""
         chain, work = self._chain_of(task.now.sub_topology), task.work
-        batch = None if work is None or task.has_backlog else read_batch(self._storage, work, task.now.skips)
+        batch = None if work is None or task.has_backlog else read_batch(self._storage, task.now, work)
         self._is_swollen |= batch is None or batch.rows.nbytes > SWELLS_BYTES
         with task.states() as states:
             if task.has_backlog:
@@ -431,12 +427,13 @@ class Slot:
             self._spare = self._api.register_segments(self._path, SEGMENTS_AT_ONCE)
         segment_id, path = self._spare.pop()
         self._storage.write(path, done.segment)
-        return _Written(task, done.commit | {"segment": described(done.segment, segment_id)}, done.changelogs, path)
+        commit = msgspec.structs.replace(done.commit, segments=[described(done.segment, segment_id)])
+        return _Written(task, commit, done.changelogs, path)
 
     def _chain_of(self, sub_topology: int) -> Chain:
         if sub_topology not in self._chains:
             part = self._topology.sub_topologies[sub_topology]
-            self._chains[sub_topology] = Chain(part, self._joined.spec["on_error"])
+            self._chains[sub_topology] = Chain(part, self._joined.job.spec["on_error"])
         return self._chains[sub_topology]
 
     def _commit(self, written: list[_Written]) -> None:
@@ -446,7 +443,7 @@ class Slot:
         patience_s = 3 * self._joined.lease_ms / 1000
         verdicts = self._api.commit(self._path, [each.commit for each in written], patience_s=patience_s)
         for each, verdict in zip(written, verdicts, strict=True):
-            if verdict.is_accepted:
+            if verdict.status == "accepted":
                 with self._border(each.task):
                     self._replay(each, verdict)
             else:
@@ -459,7 +456,7 @@ class Slot:
         task = written.task
         task.failures = 0
         for store, index in written.changelogs.items():
-            chunk = written.chunk(index, verdict.first_offsets[index])
+            chunk = written.chunk(index, verdict.published[index].first_offset)
             task.positions[store] = replay(task.replicas[store], self._storage, [chunk], task.positions[store])
             self._views.follow(task.now, store, chunk)
         self._note_backlog(task)
@@ -488,22 +485,23 @@ class Slot:
             return
         problem = self._problem(task, error)
         with contextlib.suppress(Refused):  # the task is somebody else's by now
-            self._api.fail_task(self._path, task_id=task.now.id, epoch=task.now.epoch, error=problem)
+            self._api.fail_task(self._path, task_id=task.now.task, epoch=task.now.epoch, error=problem)
         task.has_failed = True
 
-    def _problem(self, task: OwnedTask, error: Exception) -> Json:
+    def _problem(self, task: OwnedTask, error: Exception) -> TaskError:
         """An error as the job shows it: what, and at which record of which partition."""
         place: Json = {}
-        if task.now.work is not None:
+        if task.now.work:
             names = {stream.id: name for name, stream in self._joined.streams.items()}
-            place = {"stream": names.get(task.now.work.stream_id), "partition": task.now.work.partition}
+            head = task.now.inputs[task.now.work[0].input]
+            place = {"stream": names.get(head.stream_id), "partition": head.partition}
         if isinstance(error, OperatorFailed):
             place |= {"operator": error.operator, "offset": error.offset}
-            return {"code": error.code, "detail": error.detail, **place, **error.figures}
+            return TaskError(error.code, error.detail, **(place | error.figures))
         if isinstance(error, SegmentUnreadable):
-            return {"code": error.code, "detail": str(error), **place}
+            return TaskError(error.code, str(error), **place)
         code = "io_failed" if isinstance(error, TRANSIENT) else "internal_error"
-        return {"code": code, "detail": f"{type(error).__name__}: {error}", **place}
+        return TaskError(code, f"{type(error).__name__}: {error}", **place)
 
 
 def _be_understandable(verdict: Verdict) -> None:
@@ -520,12 +518,13 @@ class _Written:
     """A batch whose segment, if it has one, is written and waits for its commit. It holds no records any more."""
 
     task: OwnedTask
-    commit: Json
+    commit: TaskCommit
     changelogs: Mapping[str, int] = field(default_factory=dict)
     path: str = ""
 
     def chunk(self, index: int, first_offset: int) -> Chunk:
         """Chunk `index` of the segment once it is published at `first_offset`, as any reader is told of it."""
-        segment = self.commit["segment"]
-        where = {name: segment["chunks"][index][name] for name in ("byte_offset", "byte_length", "crc32", "records")}
-        return Chunk(path=self.path, segment=segment["id"], index=index, first_offset=first_offset, **where)
+        [segment] = self.commit.segments
+        meta = segment.chunks[index]
+        where = (meta.byte_offset, meta.byte_length, meta.crc32)
+        return Chunk(self.path, segment.id, index, *where, first_offset, first_offset + meta.records, meta.records)

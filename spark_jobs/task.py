@@ -10,19 +10,33 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from service.storage.segments import EncodedSegment, Storage, encode_segment
+from service.protocol import (
+    Advanced,
+    AssignedTask,
+    Counters,
+    InputRange,
+    Measured,
+    Move,
+    Spread,
+    StoreRef,
+    StreamRef,
+    TaskCommit,
+    WrittenSegment,
+)
+from service.storage.segments import EncodedSegment, Storage, encode_segment, part_of
 from service.streams import clock
 from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread, batch_of
 from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import Chunk, StateReader
+from service.streams.records import StateReader
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.dropped import counted, kept
-from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
 
 MAX_BATCH_BYTES = 192 << 20  # of decoded records: what a slot holds at once, however many records were asked for
 
@@ -41,18 +55,18 @@ class Done:
 
     segment: EncodedSegment | None
     changelogs: dict[str, int]  # store name → its chunk in the segment
-    commit: Json
+    commit: TaskCommit
     cut_after: int | None = None  # so many records: the rest of the batch is to be run right behind them
 
 
-def at_most(work: Work, records: int) -> Work:
+def at_most(work: InputRange, records: int) -> InputRange:
     """No more than so many records of it."""
     end = min(work.end, work.start + records)
-    return replace(work, end=end, chunks=[chunk for chunk in work.chunks if chunk.first_offset < end])
+    return msgspec.structs.replace(work, end=end, chunks=[chunk for chunk in work.chunks if chunk.first_offset < end])
 
 
-def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()) -> Batch:
-    """Read the range of `work`, or as much of its beginning as memory allows.
+def read_batch(storage: Storage, task: AssignedTask, work: InputRange) -> Batch:
+    """Read the range of `work`, an input of the task, or as much of its beginning as memory allows.
 
     Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
     """
@@ -61,13 +75,17 @@ def read_batch(storage: Storage, work: Work, skips: frozenset[int] = frozenset()
     for chunk in work.chunks:
         if size >= MAX_BATCH_BYTES:
             break
-        part = _part(storage.read_chunk(chunk), chunk, work)
+        part = part_of(chunk, storage.read_chunk(chunk), work.start, work.end)
         parts.append(part)
-        end, size = min(chunk.first_offset + chunk.records, work.end), size + part.records.nbytes
+        end, size = min(chunk.end_offset, work.end), size + part.records.nbytes
     else:
         end = work.end
-    unread = Unread(Input(work.stream_id, work.partition), Position(work.start), end, parts)
-    return batch_of([unread], [(0, offset) for offset in skips])
+    unread = [
+        Unread(each, Position(head.position, head.frontier), head.position, [])
+        for each, head in zip(_inputs(task), task.inputs, strict=True)
+    ]
+    unread[work.input] = replace(unread[work.input], end=end, parts=parts)
+    return batch_of(unread, task.skips)
 
 
 def run_batch(
@@ -79,11 +97,12 @@ def run_batch(
     """
     started = time.perf_counter()
     result = chain.run(batch, states)
-    moved: list[Json] = [
-        {"stream_id": read.stream_id, "partition": read.partition, "from": start.offset, "to": position.offset}
-        for read, start, position in zip(batch.origins.inputs, batch.starts, batch.positions(result.taken), strict=True)
+    positions = [
+        Move(number, start.offset, position.offset, position.frontier)
+        for number, (start, position) in enumerate(zip(batch.starts, batch.positions(result.taken), strict=True))
+        if position.offset > start.offset
     ]
-    done = _done(task, chain, result, routes, started, records_in=result.taken, positions=moved)
+    done = _done(task, chain, result, routes, started, records_in=result.taken, positions=positions)
     return replace(done, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
 
 
@@ -101,32 +120,27 @@ def advance(task: AssignedTask, chain: Chain, states: Mapping[str, StateReader],
     """
     started = time.perf_counter()
     to = chain.horizon(states)
-    advanced: Json = {"to": to, "reason": task.advance}
-    if to is None or task.advance is None:
-        return Done(None, {}, _commit(task, [], {}, clock.NOT_STARTED) | {"advance": advanced})
-    result = chain.advance(to, states, task.advance, _nothing_of(task))
-    done = _done(task, chain, result, routes, started, records_in=0, positions=[])
-    done.commit["advance"] = advanced
-    done.commit["counters"]["advances"] = {task.advance: 1}
-    return done
+    reason = task.advance
+    if reason is None:
+        raise ValueError(f"Task {task.name} has nothing to advance for")
+    if to is None:
+        return Done(None, {}, _commit(task, [], {}, clock.NOT_STARTED, Advanced(None, reason)))
+    result = chain.advance(to, states, reason, _nothing_of(task))
+    return _done(task, chain, result, routes, started, records_in=0, positions=[], advance=Advanced(to, reason))
 
 
-def described(segment: EncodedSegment, segment_id: str) -> Json:
+def described(segment: EncodedSegment, segment_id: str) -> WrittenSegment:
     """A written segment as a commit names it."""
-    return {"id": segment_id, "bytes": segment.bytes, "chunks": [chunk._asdict() for chunk in segment.chunks]}
+    return WrittenSegment(segment_id, segment.bytes, segment.chunks)
 
 
-def _part(records: pa.RecordBatch, chunk: Chunk, work: Work) -> Part:
-    """The rows of a chunk that lie in the range; no copy of the records."""
-    first = max(work.start - chunk.first_offset, 0)
-    last = min(work.end - chunk.first_offset, chunk.records)
-    return Part(records.slice(first, last - first), chunk.first_offset + first)
+def _inputs(task: AssignedTask) -> list[Input]:
+    return [Input(head.stream_id, head.partition) for head in task.inputs]
 
 
 def _nothing_of(task: AssignedTask) -> Origins:
-    """Of no records: what waits in stores says where in the task's input it comes from."""
-    read = Input("", task.partition) if task.work is None else Input(task.work.stream_id, task.work.partition)
-    return Origins.none([read], [(0, offset) for offset in task.skips])
+    """Of no records: what waits in stores says where in the task's inputs it comes from."""
+    return Origins.none(_inputs(task), task.skips)
 
 
 def _outputs(result: ChainResult, partition: int, routes: Routes) -> Iterator[tuple[str, int, pa.RecordBatch]]:
@@ -161,7 +175,8 @@ def _done(
     started: float,
     *,
     records_in: int,
-    positions: list[Json],
+    positions: list[Move],
+    advance: Advanced | None = None,
 ) -> Done:
     """What the operators gave, as one segment and a commit."""
     outputs = list(_outputs(result, task.partition, routes))
@@ -170,25 +185,29 @@ def _done(
     if chain.dropped is not None and result.dropped:
         pieces.append((routes.streams[chain.dropped].id, task.partition, kept(result.dropped, result.origins)))
     segment = encode_segment(pieces) if pieces else None
-    counters = {
+    counters: Counters = {
         "records_in": records_in,
         "records_out": sum(records.num_rows for _, _, records in outputs),
         "dropped": counted(result.dropped),
-        "batch_us": spread(np.array([(time.perf_counter() - started) * 1e6], np.int64)),
-        "operators": result.measures,
+        "batch_us": cast("Spread", spread(np.array([(time.perf_counter() - started) * 1e6], np.int64))),
+        "operators": cast("dict[str, Measured]", result.measures),
     }
+    if advance is not None:
+        counters["advances"] = {advance.reason: 1}
     changelogs = {store: len(outputs) + i for i, (store, _, _) in enumerate(changes)}
-    return Done(segment, changelogs, _commit(task, positions, counters, result.stream_time))
+    return Done(segment, changelogs, _commit(task, positions, counters, result.stream_time, advance))
 
 
-def _commit(task: AssignedTask, positions: list[Json], counters: Json, stream_time: int) -> Json:
-    return {
-        "commit_id": uuid.uuid4().hex,
-        "task": task.id,
-        "epoch": task.epoch,
-        "version": task.version,
-        "positions": positions,
-        "segment": None,
-        "counters": counters,
-        "stream_time": stream_time,
-    }
+def _commit(
+    task: AssignedTask, positions: list[Move], counters: Counters, stream_time: int, advance: Advanced | None
+) -> TaskCommit:
+    return TaskCommit(
+        commit_id=uuid.uuid4().hex,
+        task=task.task,
+        epoch=task.epoch,
+        version=task.version,
+        positions=positions,
+        advance=advance,
+        counters=counters,
+        stream_time=stream_time,
+    )

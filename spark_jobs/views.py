@@ -14,13 +14,13 @@ from typing import Final, Protocol
 import redis
 import structlog
 
+from service.protocol import AssignedTask, ChunkRange, JoinedSlot
 from service.storage import view
 from service.storage.replica import replay
 from service.storage.segments import Storage
 from service.storage.view import View, ViewMissing
 from service.streams.errors import SegmentUnreadable
 from service.streams.records import Chunk, StoreSpec
-from spark_jobs.client import AssignedTask, ChunkRange, JoinedSlot
 
 CHECK_S: Final = 2.0  # how long a view that was lost may go unseen while nothing is written
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -61,7 +61,7 @@ class KeptViews:
         self._failures = 0
         self._checked_s = self._not_before_s = 0.0
         self.is_behind = False
-        self._log = structlog.get_logger().bind(job=joined.job_name)
+        self._log = structlog.get_logger().bind(job=joined.job.name)
 
     def close(self) -> None:
         """Close the connection."""

@@ -52,12 +52,13 @@ def main() -> None:
     url, replica_dir, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     daemon.die_with_parent()
     daemon.load()
+    from service.protocol import JoinRequest
     from spark_jobs.client import Api, Gone, Place, Unreachable
 
     key, incarnation = os.environ["MILLRACE_API_KEY"], uuid.uuid4().hex
     slots: dict[str, list[int]] = {}
     with Api(url, key) as api:
-        member = api.join_instance({"name": name, "incarnation": incarnation, "host": "localhost", "cores": 2})
+        member = api.join_instance(JoinRequest(name, incarnation, "localhost", 2))
         known = ""
         while True:
             try:

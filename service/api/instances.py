@@ -1,17 +1,16 @@
 """The protocol of instances and their slots: join, heartbeat, poll, commit, leave; and who is there.
 
 Knows bodies, long polls and prepared bytes. Refuses to know who owns what (`service.coordinator`). Polls and
-commits are the hot routes of the service: their bodies are decoded by msgspec, their answers are orjson's bytes.
+commits are the hot routes of the service: msgspec decodes their bodies and encodes their answers (`service.protocol`).
 """
 
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query
-from msgspec import UNSET, UnsetType
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -26,192 +25,34 @@ from service.auth import Instance, Reader
 from service.catalog import groups, jobs, segments
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import InstanceRow, RebalanceRow
-from service.catalog.tasks import TaskCommit
 from service.faults import fault_point
 from service.problems import declared
+from service.protocol import (
+    MAX_WAIT_MS,
+    ChunkRange,
+    CommitRequest,
+    FailRequest,
+    HeartbeatRequest,
+    JoinedInstance,
+    JoinRequest,
+    LeaveRequest,
+    Paths,
+    PollRequest,
+    SegmentsRequest,
+    SlotRequest,
+    TaskCommit,
+    Verdict,
+    Verdicts,
+)
 from service.storage.segments import path_of
 
 router = APIRouter(tags=["instances"])
 
-MAX_WAIT_MS = 10_000
 PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews a lease of which a third may be gone
 SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
 PROTOCOL: dict[int | str, dict[str, Any]] = declared(400, 401, 403, 404, 409, 410, 413, 415, 422, 503)
 
 ID = r"^[A-Za-z0-9_.-]+$"
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=ID)]
-# Integers as the catalog's columns hold them.
-Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-SegmentId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
-Text = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00]*$")]  # no database takes U+0000
-WaitMs = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An instance says that it is there; its incarnation tells a restarted one from the one before."""
-
-    name: Id
-    incarnation: Id
-    host: Text
-    cores: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-    spark: dict[str, str] = {}
-    tags: dict[str, str] = {}
-
-
-class HeartbeatRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An instance says that it lives, what it runs (job id → slots), and which answer it knows."""
-
-    incarnation: Id
-    jobs: dict[str, Count] = {}
-    known: str = ""
-    wait_ms: WaitMs = 0
-
-
-class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An instance says that it goes; with `drain` its slots are told to commit and leave first."""
-
-    incarnation: Id
-    drain: bool = False
-
-
-class SlotRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A slot says that it is there; it has chosen its own id."""
-
-    slot: Id
-    job: Id
-    index: Int32
-
-
-class HeldTask(TypedDict):
-    """A task as a slot knows it: its epoch, and how far its replicas are (store id → changelog position)."""
-
-    task: Id
-    epoch: Int64
-    applied: dict[str, Count]
-
-
-class PollRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What the slot holds; the answer comes when that changes or there is work."""
-
-    tasks: list[HeldTask] = []
-    timeout_ms: WaitMs = MAX_WAIT_MS
-
-
-class SegmentsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Ids of segments that the slot is going to write."""
-
-    segments: Annotated[list[SegmentId], msgspec.Meta(min_length=1, max_length=1000)]
-
-
-# Commits stay dictionaries, for they go to the catalog as they came: the shapes of `TaskCommit`, checked to the end.
-Moved = TypedDict("Moved", {"stream_id": Id, "partition": Int32, "from": Count, "to": Count})
-
-
-class WrittenChunk(TypedDict):
-    """One record batch of a segment, as its writer describes it."""
-
-    stream_id: Id
-    partition: Int32
-    records: Count
-    min_timestamp: Int64
-    max_timestamp: Int64
-    byte_offset: Count
-    byte_length: Count
-    crc32: Count
-
-
-class WrittenSegment(TypedDict):
-    """The segment that a commit publishes."""
-
-    id: SegmentId
-    bytes: Count
-    chunks: list[WrittenChunk]
-
-
-class Advanced(TypedDict):
-    """Stream time was moved by hand `to`; null: nothing was open."""
-
-    to: Count | None
-    reason: Literal["idle", "flush"]
-
-
-class Spread(TypedDict, total=False):
-    """Figures of some values: how many, their sum and their extremes."""
-
-    count: Count
-    sum: Count
-    min: Count
-    max: Count
-    last: Count
-
-
-class Measured(TypedDict, total=False):
-    """What an operator measured in a batch."""
-
-    lateness_ms: Spread
-    buffer_records: Spread
-    buffer_bytes: Spread
-    overtime_ms: Spread
-    emitted: Count
-
-
-class Counters(TypedDict, total=False):
-    """What the batch adds to the totals of its task, by operator where it is an operator's."""
-
-    records_in: Count
-    records_out: Count
-    dropped: dict[str, dict[str, Count]]
-    advances: dict[str, Count]
-    batch_us: Spread
-    operators: dict[str, Measured]
-
-
-class Commit(TypedDict):
-    """One task's commit; repeated under the same id it gets the first answer."""
-
-    commit_id: Id
-    task: Id
-    epoch: Int64
-    version: Int64
-    positions: list[Moved]
-    segment: WrittenSegment | None
-    advance: NotRequired[Advanced | None]
-    counters: NotRequired[Counters]
-    stream_time: NotRequired[Int64]
-    applied: NotRequired[dict[str, Count]]
-
-
-class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Commits of several tasks; each is accepted or refused alone."""
-
-    commits: list[Commit]
-
-
-class TaskError(msgspec.Struct):
-    """Why a task can not go on, and at which record of its source; of a full buffer, how full it is."""
-
-    code: Annotated[str, msgspec.Meta(max_length=100)]
-    detail: Annotated[str, msgspec.Meta(max_length=100_000)]
-    operator: str | None = None
-    stream: str | None = None
-    partition: Int32 | None = None
-    offset: Int64 | None = None
-    records: Count | UnsetType | None = UNSET
-    max_records: Count | UnsetType | None = UNSET
-    bytes: Count | UnsetType | None = UNSET
-    max_bytes: Count | UnsetType | None = UNSET
-
-
-class FailRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A task can not go on: its job fails with this."""
-
-    task: Id
-    epoch: Int64
-    error: TaskError
-
-
 JOIN = msgspec.json.Decoder(JoinRequest)
 HEARTBEAT = msgspec.json.Decoder(HeartbeatRequest)
 LEAVE = msgspec.json.Decoder(LeaveRequest)
@@ -220,6 +61,7 @@ POLL = msgspec.json.Decoder(PollRequest)
 SEGMENTS = msgspec.json.Decoder(SegmentsRequest)
 COMMIT = msgspec.json.Decoder(CommitRequest)
 FAIL = msgspec.json.Decoder(FailRequest)
+encode = msgspec.json.Encoder().encode
 
 
 class SlotView(BaseModel):
@@ -317,17 +159,10 @@ def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100, c
 async def join_instance(request: Request, _: Instance) -> Response:
     """Join, or join again under the same name."""
     body, state = await read_struct(request, JOIN), request.state
-    told = msgspec.structs.asdict(body)
-    lease_ms = state.settings.lease_ms
-    row = await run_in_threadpool(state.catalog.write, coordinator.join_instance, **told, lease_ms=lease_ms)
-    return answer(
-        {
-            "instance_id": row.id,
-            "lease_ms": lease_ms,
-            "storage_uri": state.settings.storage_uri,
-            "lineage": await run_in_threadpool(lambda: state.catalog.lineage),
-        }
-    )
+    fields, settings = msgspec.structs.asdict(body), state.settings
+    row = await run_in_threadpool(state.catalog.write, coordinator.join_instance, **fields, lease_ms=settings.lease_ms)
+    lineage = await run_in_threadpool(lambda: state.catalog.lineage)
+    return _answer(JoinedInstance(row.id, settings.lease_ms, settings.storage_uri, lineage))
 
 
 @router.post("/v1/instances/{instance:name}:heartbeat", responses=PROTOCOL, openapi_extra=takes(HeartbeatRequest))
@@ -339,8 +174,8 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
         seen = state.hub.seen
         found = await run_in_threadpool(coordinator.heartbeat, state.catalog, instance, incarnation=body.incarnation)
         left = until - time.monotonic()
-        if found["version"] != body.known or left <= 0 or state.hub.is_closed:
-            return answer(found)
+        if found.version != body.known or left <= 0 or state.hub.is_closed:
+            return _answer(found)
         await state.hub.wait([JOBS], seen, left)
 
 
@@ -350,8 +185,8 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
 async def leave_instance(request: Request, instance: str, _: Instance) -> Response:
     """Leave with all slots, or begin to: a draining instance leaves once more when its slots have left."""
     body = await read_struct(request, LEAVE)
-    told, write = msgspec.structs.asdict(body), request.state.catalog.write
-    await run_in_threadpool(write, coordinator.leave_instance, instance, **told)
+    write, fields = request.state.catalog.write, msgspec.structs.asdict(body)
+    await run_in_threadpool(write, coordinator.leave_instance, instance, **fields)
     return Response(status_code=204)
 
 
@@ -372,7 +207,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         lease_ms=state.settings.lease_ms,
         initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )
-    return answer({**found, "lineage": state.catalog.lineage, "redis_url": state.settings.redis_url})
+    return _answer(msgspec.structs.replace(found, redis_url=state.settings.redis_url))
 
 
 @router.post(SLOT + ":poll", responses=PROTOCOL, openapi_extra=takes(PollRequest))
@@ -385,7 +220,7 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
         found = await run_in_threadpool(coordinator.poll_slot, state.catalog, slot, body.tasks, instance_id=instance)
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:
-            return answer(found.body)
+            return _answer(found.answer)
         again_ms = found.look_again_ms
         await state.hub.wait(found.topics, seen, left if again_ms is None else min(left, again_ms / 1000))
 
@@ -404,8 +239,7 @@ def find_chunks(
     """Find the chunks that hold the records of a partition from an offset on."""
     which = (stream_id, partition, from_offset, max_records)
     found = request.state.catalog.read(_find_chunks, instance, slot, *which)
-    chunks = [chunk._asdict() for chunk in found.chunks]
-    return answer({"start": found.start_offset, "end": found.end_offset, "chunks": chunks})
+    return _answer(ChunkRange(found.start_offset, found.end_offset, found.chunks))
 
 
 @router.post(SLOT + "/segments", responses=PROTOCOL, openapi_extra=takes(SegmentsRequest))
@@ -414,7 +248,7 @@ async def register_segments(request: Request, instance: str, slot: str, _: Insta
     body = await read_struct(request, SEGMENTS)
     paths = {segment_id: path_of(segment_id) for segment_id in body.segments}
     await run_in_threadpool(request.state.catalog.write, _register, instance, slot, paths)
-    return answer({"paths": paths})
+    return _answer(Paths(paths))
 
 
 @router.post(SLOT + ":commit", responses=PROTOCOL, openapi_extra=takes(CommitRequest))
@@ -423,8 +257,8 @@ async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) 
     body = await read_struct(request, COMMIT)
     verdicts = await run_in_threadpool(_commit, request.state.catalog, instance, slot, body.commits)
     for verdict in verdicts:
-        metrics.COMMITS.labels(verdict["status"]).inc()
-    return answer({"results": verdicts})
+        metrics.COMMITS.labels(verdict.status).inc()
+    return _answer(Verdicts(verdicts))
 
 
 @router.post(SLOT + ":fail", status_code=204, responses=PROTOCOL, openapi_extra=takes(FailRequest))
@@ -432,9 +266,8 @@ async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> 
     """Fail the job of a task that can not go on."""
     body = await read_struct(request, FAIL)
     error = msgspec.to_builtins(body.error)
-    write = request.state.catalog.write
-    told = {"task_id": body.task, "epoch": body.epoch, "error": error, "instance_id": instance}
-    await run_in_threadpool(write, coordinator.fail_task, slot, **told)
+    write, which = request.state.catalog.write, {"task_id": body.task, "epoch": body.epoch}
+    await run_in_threadpool(write, coordinator.fail_task, slot, **which, error=error, instance_id=instance)
     return Response(status_code=204)
 
 
@@ -448,14 +281,17 @@ def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Respo
 # ---------------------------------------------------------------- in a transaction
 
 
+def _answer(content: msgspec.Struct) -> Response:
+    return Response(encode(content), media_type="application/json")
+
+
 def _deadline(wait_ms: int, lease_ms: int) -> float:
     return time.monotonic() + min(wait_ms, MAX_WAIT_MS, lease_ms * PATIENCE) / 1000
 
 
-def _commit(catalog: Catalog, instance: str, slot: str, commits: list[Commit]) -> Sequence[Any]:
+def _commit(catalog: Catalog, instance: str, slot: str, commits: list[TaskCommit]) -> list[Verdict]:
     fault_point("commit.before")
-    told = cast("list[TaskCommit]", commits)
-    verdicts = catalog.write(coordinator.commit_tasks, slot, told, instance_id=instance)
+    verdicts = catalog.write(coordinator.commit_tasks, slot, commits, instance_id=instance)
     fault_point("commit.after")
     return verdicts
 

@@ -29,8 +29,10 @@ from service.catalog.engine import progress_topic
 from service.catalog.tables import JobRow, JobTransitionRow
 from service.problems import ProblemError, declared
 from service.simulate import SimulateRequest, simulate
+from service.storage.segments import offsets_of, part_of
 from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.operators.fields import JOB_NAME
+from service.streams.records import Chunk
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
@@ -417,13 +419,14 @@ def _start_at_timestamp(request: Request, spec: JobSpec) -> dict[tuple[str, int]
     if timestamp is None:
         return {}
     found = {}
-    for name, partition, first, chunk in request.state.catalog.read(_chunks_at, spec, timestamp):
-        times = request.state.storage.read_chunk(chunk).column("timestamp").to_numpy()
-        found[name, partition] = first + int((times >= timestamp).argmax())
+    for name, partition, chunk in request.state.catalog.read(_chunks_at, spec, timestamp):
+        part = part_of(chunk, request.state.storage.read_chunk(chunk), chunk.first_offset)
+        row = int((part.records.column("timestamp").to_numpy() >= timestamp).argmax())
+        found[name, partition] = int(offsets_of(part)[row])
     return found
 
 
-def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int, int, Any]]:
+def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int, Chunk]]:
     found = []
     for name in spec.sources:
         stream = streams.find_stream(s, name)
@@ -431,7 +434,7 @@ def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int
             first = start_positions.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
             if first is not None:
                 chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
-                found.append((name, partition, first, chunk))
+                found.append((name, partition, chunk))
     return found
 
 

@@ -22,6 +22,7 @@ from service.payloads import ARROW, JSON
 from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_answer, rows_within
 from service.positions import Cursor, cursor_of, opaque
 from service.problems import declared, refused
+from service.storage.segments import offsets_of, part_of
 from service.streams.errors import (
     OffsetTruncated,
     SegmentMissing,
@@ -130,9 +131,8 @@ def _pages(
     pages: list[pa.RecordBatch] = []
     rows_left, bytes_left = limit, MAX_PAGE_BYTES
     for chunk in wanted.chunks:
-        skipped = max(0, (offset or 0) - chunk.first_offset)
-        batch = state.storage.read_chunk(chunk).slice(skipped, rows_left)
-        found = as_page(batch, partition, chunk.first_offset + skipped)
+        part = part_of(chunk, state.storage.read_chunk(chunk), offset or 0)
+        found = as_page(part.records.slice(0, rows_left), partition, offsets_of(part)[:rows_left])
         rows, size = rows_within(found, bytes_left)
         pages.append(found.slice(0, max(rows, 0 if pages else 1)))
         rows_left, bytes_left = rows_left - rows, bytes_left - size

@@ -142,7 +142,7 @@ class Catalog:
     @cached_property
     def lineage(self) -> str:
         """The id of this catalog's history; another one after a restore from a backup."""
-        return self.read(_lineage)
+        return self.read(lineage_of)
 
     @property
     def is_current(self) -> bool:
@@ -208,7 +208,8 @@ def downgrade(url: str, revision: str) -> None:
         catalog.close()
 
 
-def _lineage(session: Session) -> str:
+def lineage_of(session: Session) -> str:
+    """The id of this catalog's history."""
     return session.scalars(select(MetaRow.value).where(MetaRow.name == "lineage")).one()
 
 

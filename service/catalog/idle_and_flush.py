@@ -7,23 +7,16 @@ flush). It refuses to know what is open in a task and to which time it goes: its
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Final, NamedTuple, Protocol
 
 from sqlalchemy import Row, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import Now, job_topic, progress_topic, wake
 from service.catalog.tables import INPUT_PARTITION, JobRow, Json, PartitionRow, TaskPositionRow, TaskRow
+from service.protocol import Advanced, AdvanceReason
 
-Reason = Literal["idle", "flush"]
 LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
-
-
-class Advance(TypedDict):
-    """An advance in a commit: stream time was moved `to` (ms; None: nothing was open), and the reason."""
-
-    to: int | None
-    reason: Reason
 
 
 class Reads(Protocol):
@@ -49,13 +42,13 @@ class MayClose(Protocol):
     @property
     def inputs(self) -> Collection[Reads]: ...
     @property
-    def input_with_work(self) -> Reads | None: ...
+    def input_with_work(self) -> int | None: ...
 
 
 class ToAdvance(NamedTuple):
     """Tasks to advance now, by id, and when to look again (ms; None: when something happens)."""
 
-    reasons: Mapping[str, Reason]
+    reasons: Mapping[str, AdvanceReason]
     look_again_ms: int | None
 
 
@@ -75,8 +68,8 @@ _SILENCE = select(
 
 def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
     """The tasks of a slot that are due to advance."""
-    flushing: dict[str, Reason] = {}
-    waiting: dict[str, Reason] = {}
+    flushing: dict[str, AdvanceReason] = {}
+    waiting: dict[str, AdvanceReason] = {}
     for task in tasks:
         if is_flush_due(task.flush_at, task.inputs):
             flushing[task.id] = "flush"
@@ -118,14 +111,13 @@ def ask_to_flush(s: Session, job_id: str, tasks: Iterable[TaskRow]) -> None:
     wake(s, job_topic(job_id), progress_topic(job_id))
 
 
-def note(task: TaskRow, advance: Advance, at_ms: int) -> None:
+def note(task: TaskRow, advance: Advanced, at_ms: int) -> None:
     """Keep what a locked task's accepted commit says of it. With nothing open any more, the task is done with it."""
-    to, reason = advance["to"], advance["reason"]
-    if to is not None:
-        task.advanced = {"to": to, "reason": reason, "at_ms": at_ms}
+    if advance.to is not None:
+        task.advanced = {"to": advance.to, "reason": advance.reason, "at_ms": at_ms}
         return
     task.is_closed = True
-    if reason == "flush":
+    if advance.reason == "flush":
         task.flush_at = None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
 from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
@@ -19,7 +20,7 @@ from service.catalog.engine import now_ms, stream_topic, wake
 from service.catalog.streams import lock_partitions_of
 from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow, TaskPositionRow
 from service.streams.errors import SegmentNotPending, UnknownPartition
-from service.streams.records import Chunk, ChunkMeta
+from service.streams.records import Chunk, ChunkMeta, Published
 
 PENDING, PUBLISHED, DROPPED = "pending", "published", "dropped"
 CHUNKS_AT_ONCE = 256
@@ -32,6 +33,7 @@ CHUNK_COLUMNS = (
     ChunkRow.byte_length,
     ChunkRow.crc32,
     ChunkRow.first_offset,
+    ChunkRow.end_offset,
     ChunkRow.records,
 )  # in the order of Chunk's fields
 
@@ -47,15 +49,6 @@ _CHUNKS = (
 _BOUNDS = select(PartitionRow.start_offset, PartitionRow.end_offset).where(
     PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
 )
-
-
-class Published(NamedTuple):
-    """Where the records of one chunk are now: offsets [first_offset, end_offset)."""
-
-    stream_id: str
-    partition: int
-    first_offset: int
-    end_offset: int
 
 
 class ChunkRange(NamedTuple):
@@ -149,7 +142,7 @@ class Appender:
         row["records"] += chunk.records
         self._grown.add(pair)
         self._chunks.append(
-            {**chunk._asdict(), "segment_id": segment_id, "idx": index, "first_offset": first, "end_offset": end}
+            {**asdict(chunk), "segment_id": segment_id, "idx": index, "first_offset": first, "end_offset": end}
         )
         return Published(*pair, first, end)
 
@@ -192,7 +185,7 @@ def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records
     for row in s.execute(_CHUNKS, {"stream_id": stream_id, "partition": partition, "offset": offset}):
         chunk = Chunk(*row)
         found.append(chunk)
-        records += chunk.records - max(0, offset - chunk.first_offset)
+        records += min(chunk.records, chunk.end_offset - offset)
         if records >= max_records:
             break
     return found

@@ -1,10 +1,10 @@
 """What tasks have to do, and the commit of what they did.
 
 It knows positions, epochs, versions and offsets; it refuses to know who should own a task (`service.coordinator`) and
-what an operator does. Shapes are those of the slot protocol, as JSON.
+what an operator does. Shapes are those of the slot protocol (`service.protocol`).
 
 A commit is accepted when the slot holds the task under the epoch and version that the catalog holds, its positions
-begin where the stored ones are, and its segment is pending. Each commit of a request is judged alone, before
+begin where the stored ones are, and its segments are pending. Each commit of a request is judged alone, before
 anything of it is written. Repeating the id of a task's last commit gets the first answer; a writer asks again
 before it commits anything else, so nothing older can be asked for.
 
@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict, cast
 
+import msgspec
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import idle_and_flush
 from service.catalog.engine import now_ms, progress_topic, wake
-from service.catalog.idle_and_flush import Advance, Reason
 from service.catalog.segments import PENDING, PUBLISHED, Appender, chunks_from, lock_segments
 from service.catalog.tables import (
     INPUT_PARTITION,
@@ -34,44 +33,18 @@ from service.catalog.tables import (
     TaskPositionRow,
     TaskRow,
 )
+from service.protocol import (
+    AdvanceReason,
+    AssignedTask,
+    InputHead,
+    InputRange,
+    Move,
+    TaskCommit,
+    Verdict,
+    WrittenSegment,
+)
 from service.streams import measures
-from service.streams.records import ChunkMeta
-
-Move = TypedDict("Move", {"stream_id": str, "partition": int, "from": int, "to": int})
-
-
-class SegmentToPublish(TypedDict):
-    """A registered segment; its chunks (ChunkMeta as JSON) in the order of the file."""
-
-    id: str
-    bytes: int
-    chunks: Sequence[Mapping[str, Any]]
-
-
-class TaskCommit(TypedDict):
-    """What a task did in one batch: inputs or stream time moved, at most one segment to publish."""
-
-    commit_id: str
-    task: str
-    epoch: int
-    version: int
-    positions: Sequence[Move]
-    segment: SegmentToPublish | None
-    advance: NotRequired[Advance | None]
-    counters: NotRequired[Json]
-    stream_time: NotRequired[int]
-    applied: NotRequired[dict[str, int]]
-
-
-class Verdict(TypedDict):
-    """What became of a commit; `version` is the one that the catalog holds now."""
-
-    task: str
-    commit_id: str
-    status: str
-    reason: str | None
-    version: int | None
-    published: list[Json]
+from service.streams.records import Published
 
 
 @dataclass(slots=True)
@@ -110,9 +83,9 @@ class Assigned:
         return any(at.position < at.start for at in self.inputs)
 
     @property
-    def input_with_work(self) -> Input | None:
-        """The input to read next; one whose next record is gone has none."""
-        return next((at for at in self.inputs if at.start <= at.position < at.end), None)
+    def input_with_work(self) -> int | None:
+        """The number of the input to read next; one whose next record is gone has none."""
+        return next((i for i, at in enumerate(self.inputs) if at.start <= at.position < at.end), None)
 
 
 _INPUT_COLUMNS = 5
@@ -135,7 +108,7 @@ _OWNED = (
     .order_by(TaskRow.sub_topology, TaskRow.partition, TaskPositionRow.stream_id)
 )
 _CHANGELOGS = (
-    select(TaskRow.id, StoreRow.name, StoreRow.changelog_stream_id, TaskRow.partition, PartitionRow.end_offset)
+    select(TaskRow.id, StoreRow.name, PartitionRow.end_offset)
     .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
     .join(
         PartitionRow,
@@ -159,60 +132,54 @@ def describe(
     s: Session,
     slot_id: str,
     tasks: Sequence[Assigned],
-    advances: Mapping[str, Reason],
+    advances: Mapping[str, AdvanceReason],
     *,
     job_id: str,
     max_records: int,
     has_skips: bool,
-) -> list[Json]:
+) -> list[AssignedTask]:
     """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none, and a task
     that shall advance (id → why) gets none before it has done so.
     """
-    changelogs: dict[str, Json] = {task.id: {} for task in tasks}
-    for task_id, name, stream_id, partition, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
+    changelogs: dict[str, dict[str, int]] = {task.id: {} for task in tasks}
+    for task_id, name, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
         if task_id in changelogs:
-            changelogs[task_id][name] = {"stream_id": stream_id, "partition": partition, "end": end}
+            changelogs[task_id][name] = end
     return [
-        {
-            "task": task.id,
-            "name": task.name,
-            "sub_topology": task.sub_topology,
-            "partition": task.partition,
-            "epoch": task.epoch,
-            "version": task.version,
-            "inputs": [_describe_input(at) for at in task.inputs],
-            "work": None if task.id in advances else _work(s, task.input_with_work, max_records),
-            "advance": advances.get(task.id),
-            "changelogs": changelogs[task.id],
-            "skips": _skips(s, job_id, task) if has_skips else [],
-        }
+        AssignedTask(
+            task=task.id,
+            name=task.name,
+            sub_topology=task.sub_topology,
+            partition=task.partition,
+            epoch=task.epoch,
+            version=task.version,
+            inputs=[InputHead(at.stream_id, at.partition, at.position, at.end) for at in task.inputs],
+            work=[] if task.id in advances else _work(s, task, max_records),
+            advance=advances.get(task.id),
+            changelogs=changelogs[task.id],
+            skips=_skips(s, job_id, task) if has_skips else [],
+        )
         for task in tasks
     ]
 
 
-def _describe_input(at: Input) -> Json:
-    return {"stream_id": at.stream_id, "partition": at.partition, "position": at.position, "end": at.end}
-
-
-def _work(s: Session, at: Input | None, max_records: int) -> Json | None:
-    """The next range [from, to) of an input and the chunks that hold it: at most `max_records` records."""
-    if at is None or max_records <= 0:
-        return None
+def _work(s: Session, task: Assigned, max_records: int) -> list[InputRange]:
+    """The next range of an input and the chunks that hold it: at most `max_records` records."""
+    number = task.input_with_work
+    if number is None or max_records <= 0:
+        return []
+    at = task.inputs[number]
     chunks, _, _ = chunks_from(s, at.stream_id, at.partition, at.position, max_records)
-    last = chunks[-1].first_offset + chunks[-1].records
-    return {
-        "stream_id": at.stream_id,
-        "partition": at.partition,
-        "from": at.position,
-        "to": min(last, max(at.position, chunks[0].first_offset) + max_records),
-        "chunks": [chunk._asdict() for chunk in chunks],
-    }
+    end = min(chunks[-1].end_offset, max(at.position, chunks[0].first_offset) + max_records)
+    return [InputRange(number, at.position, end, chunks)]
 
 
-def _skips(s: Session, job_id: str, task: Assigned) -> list[int]:
+def _skips(s: Session, job_id: str, task: Assigned) -> list[tuple[int, int]]:
+    """(input, offset) of the records ahead of a task that it shall pass over."""
     skipped = select(SkipRow.stream_id, SkipRow.partition, SkipRow.offset).where(SkipRow.job_id == job_id)
-    ahead = {(at.stream_id, at.partition): at.position for at in task.inputs}
-    return sorted(offset for stream, p, offset in s.execute(skipped) if offset >= ahead.get((stream, p), offset + 1))
+    numbers = {(at.stream_id, at.partition): number for number, at in enumerate(task.inputs)}
+    found = [(numbers.get((stream_id, p), -1), offset) for stream_id, p, offset in s.execute(skipped)]
+    return sorted((i, offset) for i, offset in found if i >= 0 and offset >= task.inputs[i].position)
 
 
 def note_applied(s: Session, tasks: Iterable[TaskRow], applied: Mapping[str, Mapping[str, int]]) -> None:
@@ -244,12 +211,11 @@ class _Committing:
     def __init__(self, s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> None:
         self._s, self._slot_id, self._commits = s, slot_id, commits
         self._at_ms = now_ms(s)
-        self._tasks = lock_tasks_by_id(s, {commit["task"] for commit in commits})
+        self._tasks = lock_tasks_by_id(s, {commit.task for commit in commits})
         self._inputs = self._read_inputs()
-        segments = [commit["segment"] for commit in commits if commit["segment"] is not None]
-        self._segments = lock_segments(s, {segment["id"] for segment in segments}) if segments else {}
-        chunks = [chunk for segment in segments for chunk in segment["chunks"]]
-        partitions = {(chunk["stream_id"], chunk["partition"]) for chunk in chunks}
+        segments = [segment for commit in commits for segment in commit.segments]
+        self._segments = lock_segments(s, {segment.id for segment in segments}) if segments else {}
+        partitions = {(chunk.stream_id, chunk.partition) for segment in segments for chunk in segment.chunks}
         self._log = Appender(s, partitions | self._read_by_idle())
 
     def run(self) -> list[Verdict]:
@@ -258,7 +224,8 @@ class _Committing:
         self._log.write()
         return verdicts
 
-    def _read_inputs(self) -> dict[tuple[str, str, int], Input]:
+    def _read_inputs(self) -> dict[str, list[Input]]:
+        """Task id → its inputs, by number."""
         query = (
             select(
                 TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.partition, TaskPositionRow.position
@@ -266,105 +233,96 @@ class _Committing:
             .add_columns(PartitionRow.start_offset, PartitionRow.end_offset)
             .join(PartitionRow, INPUT_PARTITION)
             .where(TaskPositionRow.task_id.in_(sorted(self._tasks)))
+            .order_by(TaskPositionRow.stream_id)
         )
-        return {(row[0], row[1], row[2]): Input(*row[1:]) for row in self._s.execute(query)}
+        found: dict[str, list[Input]] = {task_id: [] for task_id in self._tasks}
+        for task_id, *at in self._s.execute(query):
+            found[task_id].append(Input(*at))
+        return found
 
     def _read_by_idle(self) -> set[tuple[str, int]]:
         """The sources of jobs that close on idle input: locked, so that what is idle stays so until we are done."""
-        advances = [(commit["task"], commit.get("advance")) for commit in self._commits]
-        idle = {task_id for task_id, advance in advances if advance is not None and advance["reason"] == "idle"}
+        advances = [(commit.task, commit.advance) for commit in self._commits]
+        idle = {task_id for task_id, advance in advances if advance is not None and advance.reason == "idle"}
         jobs = {task.job_id for task_id, task in self._tasks.items() if task_id in idle}
         return idle_and_flush.source_partitions(self._s, jobs) if jobs else set()
 
     def _judge(self, commit: TaskCommit) -> Verdict:
-        task = self._tasks.get(commit["task"])
-        if task is not None and task.last_commit_id == commit["commit_id"] and task.last_commit_result is not None:
-            return cast(Verdict, task.last_commit_result)
+        task = self._tasks.get(commit.task)
+        if task is not None and task.last_commit_id == commit.commit_id and task.last_commit_result is not None:
+            return msgspec.convert(task.last_commit_result, Verdict)
         reason = "unknown_task" if task is None else self._objection(task, commit)
         if task is None or reason is not None:
-            return _verdict(commit, "refused", reason, None if task is None else task.version, [])
+            return Verdict(commit.task, commit.commit_id, "refused", reason, None if task is None else task.version)
         return self._accept(task, commit)
 
     def _objection(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """Why a commit can not be accepted; None when it can."""
-        if task.slot_id != self._slot_id or task.epoch != commit["epoch"]:
+        if task.slot_id != self._slot_id or task.epoch != commit.epoch:
             return "stale_epoch"
-        if task.version != commit["version"]:
+        if task.version != commit.version:
             return "stale_version"
-        for moved in commit["positions"]:
-            at = self._inputs.get((task.id, moved["stream_id"], moved["partition"]))
-            if at is None or at.position != moved["from"] or not at.position <= moved["to"] <= at.end:
+        inputs = self._inputs[task.id]
+        if len({move.input for move in commit.positions}) < len(commit.positions):
+            return "wrong_position"
+        for move in commit.positions:
+            at = inputs[move.input] if move.input < len(inputs) else None
+            if at is None or at.position != move.start or not at.position <= move.end <= at.end:
                 return "wrong_position"
-        return self._objection_to_advance(task, commit) or self._objection_to_segment(commit["segment"])
+        return self._objection_to_advance(task, commit) or self._objection_to_segments(commit.segments)
 
     def _objection_to_advance(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """A batch moves by records or by hand, never both; and what allowed the latter must still be so."""
-        advance = commit.get("advance")
-        if advance is None:
+        if commit.advance is None:
             return None
-        if commit["positions"]:
+        if commit.positions:
             return "records_and_advance"
-        if advance["reason"] == "idle":
+        if commit.advance.reason == "idle":
             return None if idle_and_flush.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
-        inputs = [at for (task_id, *_), at in self._inputs.items() if task_id == task.id]
-        return None if idle_and_flush.is_flush_due(task.flush_at, inputs) else "not_to_flush"
+        return None if idle_and_flush.is_flush_due(task.flush_at, self._inputs[task.id]) else "not_to_flush"
 
-    def _objection_to_segment(self, segment: SegmentToPublish | None) -> str | None:
-        if segment is None:
-            return None
-        if self._segments.get(segment["id"]) != PENDING:
-            return "segment_not_pending"
-        chunks = _metas(segment)
-        if any(chunk.records < 1 for chunk in chunks):
-            return "empty_chunk"
-        return None if self._log.missing(chunks) is None else "unknown_partition"
+    def _objection_to_segments(self, segments: Sequence[WrittenSegment]) -> str | None:
+        if len({segment.id for segment in segments}) < len(segments):
+            return "segment_twice"
+        for segment in segments:
+            if self._segments.get(segment.id) != PENDING:
+                return "segment_not_pending"
+            if any(chunk.records < 1 for chunk in segment.chunks):
+                return "empty_chunk"
+            if self._log.missing(segment.chunks) is not None:
+                return "unknown_partition"
+        return None
 
     def _accept(self, task: TaskRow, commit: TaskCommit) -> Verdict:
-        segment, published = commit["segment"], []
-        if segment is not None:
-            published = self._log.append(segment["id"], segment["bytes"], _metas(segment))
-            self._segments[segment["id"]] = PUBLISHED
-        for moved in commit["positions"]:
-            self._move(task, moved)
+        published: list[Published] = []
+        for segment in commit.segments:
+            published += self._log.append(segment.id, segment.bytes, segment.chunks)
+            self._segments[segment.id] = PUBLISHED
+        for move in commit.positions:
+            self._move(task, move)
             task.is_closed = False
-        if (advance := commit.get("advance")) is not None:
-            idle_and_flush.note(task, advance, self._at_ms)
+        if commit.advance is not None:
+            idle_and_flush.note(task, commit.advance, self._at_ms)
         task.version += 1
-        verdict = _verdict(commit, "accepted", None, task.version, [at._asdict() for at in published])
-        task.last_commit_id, task.last_commit_result = commit["commit_id"], dict(verdict)
-        task.counters = measures.after(task.counters, commit.get("counters") or {})
-        task.applied = {**task.applied, **(commit.get("applied") or {})}
-        task.stream_time = max(task.stream_time, commit.get("stream_time", -1))
+        verdict = Verdict(commit.task, commit.commit_id, "accepted", None, task.version, published)
+        task.last_commit_id, task.last_commit_result = commit.commit_id, msgspec.to_builtins(verdict)
+        task.counters = measures.after(task.counters, dict(commit.counters))
+        task.applied = {**task.applied, **commit.applied}
+        task.stream_time = max(task.stream_time, commit.stream_time)
         task.updated_ms = self._at_ms
         wake(self._s, progress_topic(task.job_id))
         return verdict
 
-    def _move(self, task: TaskRow, moved: Move) -> None:
-        self._inputs[task.id, moved["stream_id"], moved["partition"]].position = moved["to"]
+    def _move(self, task: TaskRow, move: Move) -> None:
+        at = self._inputs[task.id][move.input]
+        at.position = move.end
         self._s.execute(
             update(TaskPositionRow)
             .where(
                 TaskPositionRow.task_id == task.id,
-                TaskPositionRow.stream_id == moved["stream_id"],
-                TaskPositionRow.partition == moved["partition"],
+                TaskPositionRow.stream_id == at.stream_id,
+                TaskPositionRow.partition == at.partition,
             )
-            .values(position=moved["to"])
+            .values(position=move.end)
             .execution_options(synchronize_session=False)
         )
-
-
-def _metas(segment: SegmentToPublish) -> list[ChunkMeta]:
-    return [ChunkMeta(**chunk) for chunk in segment["chunks"]]
-
-
-def _verdict(
-    commit: TaskCommit, status: str, reason: str | None, version: int | None, published: list[Json]
-) -> Verdict:
-    return {
-        "task": commit["task"],
-        "commit_id": commit["commit_id"],
-        "status": status,
-        "reason": reason,
-        "version": version,
-        "published": published,
-    }

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,12 +35,12 @@ _RECORD_BYTES = 128  # about what JSON adds to a record's own bytes
 _encode = msgspec.json.Encoder().encode
 
 
-def as_page(batch: pa.RecordBatch, partition: int, first_offset: int) -> pa.RecordBatch:
-    """A chunk (RECORD_SCHEMA or CHANGELOG_SCHEMA) as PAGE_SCHEMA: with its partition and offsets in front."""
+def as_page(batch: pa.RecordBatch, partition: int, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Rows of a chunk (RECORD_SCHEMA or CHANGELOG_SCHEMA) as PAGE_SCHEMA: with partition and offsets in front."""
     rows = batch.num_rows
     if "timestamp" not in batch.schema.names:
         batch = _changelog_as_records(batch)
-    where = [pa.array(np.full(rows, partition, np.int32)), pa.array(np.arange(first_offset, first_offset + rows))]
+    where = [pa.array(np.full(rows, partition, np.int32)), pa.array(offsets)]
     return pa.RecordBatch.from_arrays([*where, *batch.columns], schema=PAGE_SCHEMA)
 
 

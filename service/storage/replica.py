@@ -25,7 +25,7 @@ from service.faults import fault_point
 from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
-from service.storage.segments import Storage
+from service.storage.segments import Storage, part_of
 from service.streams.codec import OBS_KEY, unpack_obs
 from service.streams.records import Chunk, StoreSpec
 
@@ -201,10 +201,9 @@ def replay(replica: Replayed, storage: Storage, chunks: Iterable[Chunk], since: 
     if position < since:
         raise ValueError(f"Replica {replica.path} stands at {position}, before the chunks from {since} on")
     for chunk in chunks:
-        end = chunk.first_offset + chunk.records
-        while position < end:
-            changes = storage.read_chunk(chunk)
-            replica.apply(position, end, changes.slice(max(0, position - chunk.first_offset)))
+        while position < chunk.end_offset:
+            part = part_of(chunk, storage.read_chunk(chunk), position)
+            replica.apply(position, chunk.end_offset, part.records)
             position = replica.position  # where the range was refused: another thread of ours moved it on
     return position
 

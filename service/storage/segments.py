@@ -8,6 +8,10 @@ A segment is a concatenation of chunks; each chunk is one complete Arrow IPC str
 with LZ4 bodies, end mark) at [byte_offset, byte_offset + byte_length). So one file carries batches of different
 schemas (records and changelog), and a reader fetches exactly the range it needs from any pyarrow filesystem.
 The crc32 of each chunk is kept in the catalog, apart from the bytes it judges.
+
+The rows of a dense chunk lie at consecutive offsets, which nobody stores. A sparse chunk (some of its records are
+erased or compacted away) carries their offsets as the last column of its batch (`OFFSET_FIELD`). `part_of` and
+`offsets_of` are the only places that know the difference.
 """
 
 from __future__ import annotations
@@ -21,13 +25,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
 from service.faults import fault_point
 from service.streams.errors import SegmentDamaged, SegmentMissing
-from service.streams.records import CHANGELOG_SCHEMA, Chunk, ChunkMeta
+from service.streams.inputs import Part
+from service.streams.records import CHANGELOG_SCHEMA, OFFSET_FIELD, Chunk, ChunkMeta
 
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # the slots fill the cores already
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
@@ -55,7 +62,10 @@ def path_of(segment_id: str) -> str:
 
 
 def encode_segment(batches: Sequence[tuple[str, int, pa.RecordBatch]]) -> EncodedSegment:
-    """Lay (stream_id, partition, batch) after one another; chunk i of the result is batch i of the input."""
+    """Lay (stream_id, partition, batch) after one another; chunk i of the result is batch i of the input.
+
+    A batch whose last column is `OFFSET_FIELD` becomes a sparse chunk.
+    """
     sink = pa.BufferOutputStream()
     ends = [0]
     for _, _, batch in batches:
@@ -81,7 +91,12 @@ def _meta(stream_id: str, partition: int, batch: pa.RecordBatch, start: int, chu
         byte_offset=start,
         byte_length=chunk_body.size,
         crc32=zlib.crc32(chunk_body),
+        is_sparse=_has_offsets(batch),
     )
+
+
+def _has_offsets(batch: pa.RecordBatch) -> bool:
+    return bool(batch.schema.names) and batch.schema.names[-1] == OFFSET_FIELD.name
 
 
 def _time_range(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -107,7 +122,30 @@ def decode_chunk(data: pa.Buffer | bytes, chunk: Chunk) -> pa.RecordBatch:
         raise SegmentDamaged(chunk.path, f"chunk {chunk.index} is not an Arrow stream: {error}") from error
     if batch.num_rows != chunk.records:
         raise SegmentDamaged(chunk.path, f"chunk {chunk.index} holds {batch.num_rows} records, not {chunk.records}")
+    if _has_offsets(batch) != chunk.is_sparse:
+        raise SegmentDamaged(chunk.path, f"chunk {chunk.index} has offsets in it or the catalog says so, not both")
     return batch
+
+
+def part_of(chunk: Chunk, batch: pa.RecordBatch, start: int, end: int | None = None) -> Part:
+    """The rows of a chunk's stored batch at offsets in [start, end) (None: to its end), without the stored offsets; no
+    copy of the records.
+    """
+    if not chunk.is_sparse:
+        last = chunk.end_offset if end is None else min(end, chunk.end_offset)
+        first = min(max(start, chunk.first_offset), last)
+        return Part(batch.slice(first - chunk.first_offset, last - first), first)
+    offsets: npt.NDArray[np.int64] = batch.column(OFFSET_FIELD.name).to_numpy()
+    begin, stop = np.searchsorted(offsets, [start, chunk.end_offset if end is None else end]).tolist()
+    records = batch.select(batch.schema.names[:-1])
+    return Part(records.slice(begin, max(stop - begin, 0)), offsets[begin:stop])
+
+
+def offsets_of(part: Part) -> npt.NDArray[np.int64]:
+    """The offset of each row of a part, rising."""
+    if isinstance(part.offsets, int):
+        return np.arange(part.offsets, part.offsets + part.records.num_rows, dtype=np.int64)
+    return part.offsets
 
 
 def open_storage(location: str) -> Storage:

@@ -12,8 +12,9 @@ changelog  key -> value bytes, null value = deleted; sorted by key, each key at 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, Protocol
 
+import msgspec
 import pyarrow as pa
 
 RECORD_SCHEMA = pa.schema(
@@ -28,6 +29,14 @@ RECORD_SCHEMA = pa.schema(
 )
 TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("ordinal", pa.int64(), nullable=False))
 CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
+OFFSET_FIELD = pa.field("offset", pa.int64(), nullable=False)  # the last column of a sparse chunk's stored batch
+
+# Scalars as the catalog's columns hold them.
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Ranges = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 StoreType = Literal["key_value", "session", "window"]
@@ -50,36 +59,52 @@ class StoreSpec:
     interval_ms: int | None
 
 
-class ChunkMeta(NamedTuple):
+class ChunkMeta(msgspec.Struct, frozen=True, array_like=True):
     """One record batch inside a segment, as its writer describes it before it has offsets.
 
-    `byte_offset` and `byte_length` say where it lies in the file, `crc32` what its bytes sum up to.
+    `byte_offset` and `byte_length` say where it lies in the file, `crc32` what its bytes sum up to. `is_sparse`: its
+    offsets have gaps, so the stored batch carries them in a column. `ranges`: what lies where inside it, packed.
     """
 
-    stream_id: str
-    partition: int
-    records: int
-    min_timestamp: int
-    max_timestamp: int
-    byte_offset: int
-    byte_length: int
-    crc32: int
+    stream_id: Id
+    partition: Int32
+    records: Count
+    min_timestamp: Int64
+    max_timestamp: Int64
+    byte_offset: Count
+    byte_length: Count
+    crc32: Count
+    is_sparse: bool = False
+    ranges: Ranges | None = None
 
 
-class Chunk(NamedTuple):
-    """One published record batch: where its bytes lie, and the offset of its first record.
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """One published record batch: where its bytes lie, and the offsets [first_offset, end_offset) that it stands for.
 
-    `index` is its place among the chunks of its segment; (`segment`, `index`) names it for ever.
+    `index` is its place among the chunks of its segment; (`segment`, `index`) names it for ever. A dense chunk has a
+    record at each offset; a sparse one has fewer, and `service.storage.segments.offsets_of` says which.
     """
 
     path: str
     segment: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+    index: int
     byte_offset: int
     byte_length: int
     crc32: int
     first_offset: int
+    end_offset: int
     records: int
+    is_sparse: bool = False
+    ranges: bytes | None = None
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Where the records of one chunk are once it is published: offsets [first_offset, end_offset)."""
+
+    stream_id: str
+    partition: int
+    first_offset: int
+    end_offset: int
 
 
 class StateReader(Protocol):

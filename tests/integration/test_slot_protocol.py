@@ -8,11 +8,13 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pytest
+from msgspec.structs import astuple
 
 from service.storage.segments import encode_segment, open_storage
-from service.streams.records import RECORD_SCHEMA
+from service.streams.records import RECORD_SCHEMA, Chunk
 from tests.serving import Serving, serving
 
 Json = dict[str, Any]
@@ -63,8 +65,8 @@ class Member:
 
     def commit_of(self, task: Json, **changes: Any) -> Json:
         """A commit of all the work of a task: as many records, written to the sink."""
-        work = task["work"]
-        count = work["to"] - work["from"]
+        [work] = task["work"]
+        count = work["end"] - work["start"]
         columns = [[b"k"] * count, ["1"] * count, [7] * count, [None] * count, [None] * count, [None] * count]
         batch = pa.RecordBatch.from_arrays(
             [pa.array(c, f.type) for c, f in zip(columns, RECORD_SCHEMA, strict=True)], schema=RECORD_SCHEMA
@@ -78,8 +80,10 @@ class Member:
             "task": task["task"],
             "epoch": task["epoch"],
             "version": task["version"],
-            "positions": [{k: work[k] for k in ("stream_id", "partition", "from", "to")}],
-            "segment": {"id": segment_id, "bytes": segment.bytes, "chunks": [c._asdict() for c in segment.chunks]},
+            "positions": [{"input": work["input"], "from": work["start"], "to": work["end"]}],
+            "segments": [
+                {"id": segment_id, "bytes": segment.bytes, "chunks": [list(astuple(c)) for c in segment.chunks]},
+            ],
             "counters": {
                 "records_in": count,
                 "records_out": count,
@@ -156,18 +160,11 @@ def test_a_poll_is_answered_when_records_arrive(member: Member) -> None:
     member.post_records(3)
     thread.join(30)
     assert time.monotonic() - began < 3.5  # a poll without news would wait for 4 s
-    work = answers[0]["tasks"][0]["work"]
-    assert (work["from"], work["to"]) == (0, 3)
-    assert set(work["chunks"][0]) == {
-        "path",
-        "segment",
-        "index",
-        "byte_offset",
-        "byte_length",
-        "crc32",
-        "first_offset",
-        "records",
-    }
+    [work] = answers[0]["tasks"][0]["work"]
+    assert (work["input"], work["start"], work["end"]) == (0, 0, 3)
+    [chunk] = msgspec.convert(work["chunks"], list[Chunk])
+    assert (chunk.first_offset, chunk.end_offset, chunk.records, chunk.is_sparse) == (0, 3, 3, False)
+    assert member.storage.read_chunk(chunk).num_rows == 3
 
 
 def test_a_poll_that_holds_something_else_than_it_owns_is_answered_at_once(member: Member) -> None:
@@ -215,14 +212,22 @@ def test_a_stale_commit_is_refused_alone(member: Member, change: Json, reason: s
     assert reason in (refused["reason"], None)
 
 
+def swap(commit: Json, field: int, value: Any) -> None:
+    chunks = commit["segments"][0]["chunks"]
+    chunks[0] = [*chunks[0][:field], value, *chunks[0][field + 1 :]]
+
+
 @pytest.mark.parametrize(
     ("break_it", "pointer"),
     [
         (lambda commit: commit.pop("epoch"), "/commits/0"),
         (lambda commit: commit.update(epoch="one"), "/commits/0/epoch"),
         (lambda commit: commit["positions"][0].pop("from"), "/commits/0/positions/0"),
-        (lambda commit: commit["segment"]["chunks"][0].pop("crc32"), "/commits/0/segment/chunks/0"),
-        (lambda commit: commit["segment"].update(id="../../etc/passwd"), "/commits/0/segment/id"),
+        (lambda commit: commit["segments"][0]["chunks"][0].clear(), "/commits/0/segments/0/chunks/0"),
+        (lambda commit: swap(commit, 2, -1), "/commits/0/segments/0/chunks/0/2"),
+        (lambda commit: swap(commit, 0, "../x"), "/commits/0/segments/0/chunks/0/0"),
+        (lambda commit: commit["segments"][0].update(id="../../etc/passwd"), "/commits/0/segments/0/id"),
+        (lambda commit: commit["positions"][0].update(input=-1), "/commits/0/positions/0/input"),
         (lambda commit: commit.update(counters={"records_in": "many"}), "/commits/0/counters/records_in"),
         (lambda commit: commit.update(counters={"records_in": 2**63}), "/commits/0/counters/records_in"),
         (lambda commit: commit.update(counters={"batch_us": {"sum": -1}}), "/commits/0/counters/batch_us/sum"),
@@ -294,7 +299,7 @@ def test_a_task_that_fails_fails_its_job_with_the_record_and_the_record_can_be_s
     assert member.admin.post("/v1/jobs/copy:restart").json()["state"] == "starting"
     member.slot = uuid4().hex
     member.join_slot(member.slot).raise_for_status()
-    assert member.poll([])["tasks"][0]["skips"] == [1]
+    assert member.poll([])["tasks"][0]["skips"] == [[0, 1]]
 
 
 def test_chunks_are_found_from_any_offset(member: Member) -> None:
@@ -303,19 +308,30 @@ def test_chunks_are_found_from_any_offset(member: Member) -> None:
     query = {"stream_id": stream_id, "partition": 0, "from": 2, "max_records": 10}
     path = f"/v1/instances/{member.instance}/slots/{member.slot}/chunks"
     found = member.http.get(path, params=query).json()
-    assert (found["start"], found["end"], found["chunks"][0]["records"]) == (0, 5, 5)
+    assert (found["start"], found["end"], msgspec.convert(found["chunks"][0], Chunk).records) == (0, 5, 5)
     assert member.http.get(path, params={**query, "partition": 9}).status_code == 404
     assert member.http.get(path, params={**query, "from": -1}).status_code == 422
 
 
 @pytest.mark.parametrize(
-    "change", [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"x": 1}]
+    "change",
+    [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"spark": []}],
 )
 def test_an_instance_that_can_not_be_is_refused(service: Serving, change: Json) -> None:
     told = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
     answer = service.client("instance").post("/v1/instances:join", json=told)
     assert answer.status_code == 422
     assert answer.json()["code"] == "invalid_request"
+
+
+def test_a_field_that_only_a_later_version_knows_is_ignored(member: Member) -> None:
+    member.post_records(1)
+    [task] = member.poll([])["tasks"]
+    later = {"task": task["task"], "epoch": task["epoch"], "a_new_field": [1]}
+    assert member.ask(":poll", {"tasks": [later], "timeout_ms": 0, "another": {}}).status_code == 200
+    commit = member.commit_of(task, a_new_field=1)
+    commit["segments"][0]["chunks"][0].append("of a longer chunk")
+    assert member.commit(commit)[0]["status"] == "accepted"
 
 
 def test_an_unknown_instance_is_404_and_an_unknown_slot_is_410(member: Member) -> None:

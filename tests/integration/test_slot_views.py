@@ -7,17 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from service import lookups
+from service.protocol import JoinRequest
 from service.storage import view
 from service.streams.errors import StoreNotReadable
 from spark_jobs import memory, views
-from spark_jobs.client import Api, Json, Place
+from spark_jobs.client import Api, Place
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
 from tests import services
@@ -35,8 +36,7 @@ class World:
         self.service, self.folder, self.opened = service, folder, opened
         self.http = service.client("admin")
         self.api = opened.enter_context(Api(service.url, service.secrets["instance"]))
-        told: Json = {"name": "here", "incarnation": "1", "host": "localhost", "cores": 4}
-        self.member = self.api.join_instance(told)
+        self.member = self.api.join_instance(JoinRequest("here", "1", "localhost", 4))
         assert service.settings.redis_url is not None
         self.redis_url: str = service.settings.redis_url
         self.call("POST", "/v1/streams", json={"name": "clicks", "partitions": 2})

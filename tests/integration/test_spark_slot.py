@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from service.protocol import AssignedTask, JoinRequest, TaskCommit
 from service.storage.replica import Replica
 from service.storage.segments import Storage
 from spark_jobs import slot as slots
@@ -33,8 +35,7 @@ class World:
         self.service, self.folder, self.opened = service, folder, opened
         self.admin = service.client("admin")
         self.api = opened.enter_context(Api(service.url, service.secrets["instance"]))
-        told: Json = {"name": "here", "incarnation": "1", "host": "localhost", "cores": 4}
-        self.member = self.api.join_instance(told)
+        self.member = self.api.join_instance(JoinRequest("here", "1", "localhost", 4))
         self.call("POST", "/v1/streams", json={"name": "clicks", "partitions": 2})
 
     def call(self, method: str, path: str, **how: Any) -> Any:
@@ -294,9 +295,9 @@ def test_a_refused_commit_is_run_again_from_what_the_catalog_says(
     world.post(1)
     commit = world.api.commit
 
-    def stale(path: str, commits: Sequence[Json], **named: Any) -> Any:
+    def stale(path: str, commits: Sequence[TaskCommit], **named: Any) -> Any:
         monkeypatch.setattr(world.api, "commit", commit)
-        return commit(path, [{**each, "version": 99} for each in commits], **named)
+        return commit(path, [replace(each, version=99) for each in commits], **named)
 
     monkeypatch.setattr(world.api, "commit", stale)
     turn_until(slot, lambda: world.all_out() == [1])
@@ -412,18 +413,18 @@ def test_a_lasting_disk_error_fails_the_job(world: World, monkeypatch: pytest.Mo
 def test_one_failing_task_does_not_stop_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = world.slot(world.job())
     slot.turn()
-    read = slots.read_batch
+    run = slots.run_batch
 
-    def fails_on_partition_0(storage: Storage, work: Any, skips: Any) -> Any:
-        if work.partition == 0:
+    def fails_on_partition_0(task: AssignedTask, *rest: Any) -> Any:
+        if task.partition == 0:
             raise OSError("this disk only")
-        return read(storage, work, skips)
+        return run(task, *rest)
 
-    monkeypatch.setattr(slots, "read_batch", fails_on_partition_0)
+    monkeypatch.setattr(slots, "run_batch", fails_on_partition_0)
     world.post(1, partition=0)
     world.post(2, partition=1)
     turn_until(slot, lambda: world.all_out() == [2])
-    monkeypatch.setattr(slots, "read_batch", read)
+    monkeypatch.setattr(slots, "run_batch", run)
     turn_until(slot, lambda: sorted(world.all_out()) == [1, 2])
 
 

@@ -123,9 +123,9 @@ def test_after_a_cut_no_more_is_read_than_may_be_taken(world: World, monkeypatch
     monkeypatch.setattr(slots, "LEAST_AFTER_CUT", 1)
     read: list[int] = []
 
-    def reading(storage: Any, work: Any, skips: Any) -> Any:
+    def reading(storage: Any, task: Any, work: Any) -> Any:
         read.append(work.end - work.start)
-        return read_batch(storage, work, skips)
+        return read_batch(storage, task, work)
 
     monkeypatch.setattr(slots, "read_batch", reading)
     slot = world.slot(world.job(operators=[HOPPING], source="one"))

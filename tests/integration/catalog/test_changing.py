@@ -35,7 +35,7 @@ def change(catalog: Catalog, wanted: JobChange) -> None:
 
 def fail(catalog: Catalog, worker: SlotDouble) -> None:
     task = worker.tasks()[0]
-    fault = {"task_id": task["task"], "epoch": task["epoch"], "error": {"code": "buffer_full", "detail": "full"}}
+    fault = {"task_id": task.task, "epoch": task.epoch, "error": {"code": "buffer_full", "detail": "full"}}
     catalog.write(coordinator.fail_task, worker.id, **fault)
 
 
@@ -48,7 +48,7 @@ def test_a_slot_of_a_failed_job_that_has_not_left_yet_is_gone_with_the_change(ca
     catalog.write(coordinator.change_job, "visits", "restart")
     with pytest.raises(InstanceGone):
         worker.poll()
-    assert slot(catalog, instance, job).joined["job"]["spec"]["max_batch_records"] == 3
+    assert slot(catalog, instance, job).joined.job.spec["max_batch_records"] == 3
 
 
 def test_work_is_handed_out_by_the_changed_spec_and_nothing_is_read_twice(catalog: Catalog, job: JobRow) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from service import coordinator
 from service.catalog import jobs, overview
 from service.catalog.engine import Catalog
 from service.catalog.tables import new_id
+from service.protocol import WrittenSegment
 from tests.integration.catalog.world import (
-    Answer,
     SlotDouble,
     batch,
     chunk,
@@ -47,8 +48,8 @@ def test_an_accepted_commit_publishes_and_moves_the_position_at_once(catalog: Ca
     commit = batch(catalog, task, worker.joined)
     assert ends(catalog, "visits-out") == [0, 0, 0, 0]
     (verdict,) = worker.commit(commit)
-    assert (verdict["status"], verdict["reason"], verdict["version"]) == ("accepted", None, 1)
-    assert [(at["first_offset"], at["end_offset"]) for at in verdict["published"]] == [(0, 10), (0, 10)]
+    assert (verdict.status, verdict.reason, verdict.version) == ("accepted", None, 1)
+    assert [(at.first_offset, at.end_offset) for at in verdict.published] == [(0, 10), (0, 10)]
     assert positions(catalog) == [0, 10, 0, 0]
     assert ends(catalog, "visits-out") == [0, 10, 0, 0]
     assert ends(catalog, "visits-once-changelog") == [0, 10, 0, 0]
@@ -78,10 +79,10 @@ def test_a_commit_twice_in_one_request_counts_once(catalog: Catalog, worker: Slo
 def test_each_commit_of_a_request_is_judged_alone(catalog: Catalog, worker: SlotDouble) -> None:
     tasks = worker.tasks()
     commits = [batch(catalog, task, worker.joined) for task in tasks]
-    commits[1]["version"] += 1
-    commits[3]["epoch"] -= 1
+    commits[1] = replace(commits[1], version=1)
+    commits[3] = replace(commits[3], epoch=0)
     verdicts = worker.commit(*commits)
-    assert [verdict["reason"] for verdict in verdicts] == [None, "stale_version", None, "stale_epoch"]
+    assert [verdict.reason for verdict in verdicts] == [None, "stale_version", None, "stale_epoch"]
     assert positions(catalog) == [10, 0, 10, 0]
     assert ends(catalog, "visits-out") == [10, 0, 10, 0]
 
@@ -93,28 +94,26 @@ def test_a_position_moves_from_where_it_stands_to_what_is_there(
     catalog: Catalog, worker: SlotDouble, start: int, end: int
 ) -> None:
     task = worker.tasks()[0]
-    source = task["inputs"][0]["stream_id"]
-    (verdict,) = worker.commit(commit_of(task, moves=[(source, 0, start, end)]))
-    assert (verdict["status"], verdict["reason"]) == ("refused", "wrong_position")
+    (verdict,) = worker.commit(commit_of(task, moves=[(0, start, end)]))
+    assert (verdict.status, verdict.reason) == ("refused", "wrong_position")
     assert positions(catalog) == [0, 0, 0, 0]
 
 
 def test_an_input_of_another_task_is_a_wrong_position(catalog: Catalog, worker: SlotDouble) -> None:
     task = worker.tasks()[0]
-    source = task["inputs"][0]["stream_id"]
-    (verdict,) = worker.commit(commit_of(task, moves=[(source, 1, 0, 10)]))
-    assert verdict["reason"] == "wrong_position"
+    (verdict,) = worker.commit(commit_of(task, moves=[(1, 0, 10)]))
+    assert verdict.reason == "wrong_position"
 
 
 def test_a_commit_needs_a_pending_segment(catalog: Catalog, worker: SlotDouble) -> None:
     task = worker.tasks()[0]
-    changelog = task["changelogs"]["visits-once"]["stream_id"]
+    changelog = worker.joined.stores["visits-once"].changelog
     used = register(catalog)
     chunks = [chunk(changelog, 0, 1)]
-    assert worker.commit(commit_of(task, segment=used, chunks=chunks))[0]["status"] == "accepted"
+    assert worker.commit(commit_of(task, segment=used, chunks=chunks))[0].status == "accepted"
     for segment in (used, new_id()):
-        (verdict,) = worker.commit(commit_of(task | {"version": 1}, segment=segment, chunks=chunks))
-        assert verdict["reason"] == "segment_not_pending"
+        (verdict,) = worker.commit(commit_of(replace(task, version=1), segment=segment, chunks=chunks))
+        assert verdict.reason == "segment_not_pending"
     assert ends(catalog, "visits-once-changelog") == [1, 0, 0, 0]
 
 
@@ -122,10 +121,10 @@ def test_two_commits_can_not_publish_one_segment(catalog: Catalog, worker: SlotD
     one, two, *_ = worker.tasks()
     segment = register(catalog)
     commits = [
-        commit_of(task, segment=segment, chunks=[chunk(task["changelogs"]["visits-once"]["stream_id"], i, 1)])
+        commit_of(task, segment=segment, chunks=[chunk(worker.joined.stores["visits-once"].changelog, i, 1)])
         for i, task in enumerate((one, two))
     ]
-    assert [verdict["reason"] for verdict in worker.commit(*commits)] == [None, "segment_not_pending"]
+    assert [verdict.reason for verdict in worker.commit(*commits)] == [None, "segment_not_pending"]
 
 
 @pytest.mark.parametrize(("partition", "records", "reason"), [(9, 1, "unknown_partition"), (0, 0, "empty_chunk")])
@@ -133,14 +132,14 @@ def test_a_chunk_must_fit_a_partition(
     catalog: Catalog, worker: SlotDouble, partition: int, records: int, reason: str
 ) -> None:
     task = worker.tasks()[0]
-    chunks = [chunk(task["changelogs"]["visits-once"]["stream_id"], partition, records)]
+    chunks = [chunk(worker.joined.stores["visits-once"].changelog, partition, records)]
     (verdict,) = worker.commit(commit_of(task, segment=register(catalog), chunks=chunks))
-    assert verdict["reason"] == reason
+    assert verdict.reason == reason
 
 
 def test_an_unknown_task_is_refused(worker: SlotDouble) -> None:
-    task: dict[str, Any] = worker.tasks()[0] | {"task": new_id()}
-    assert worker.commit(commit_of(task))[0]["reason"] == "unknown_task"
+    task = replace(worker.tasks()[0], task=new_id())
+    assert worker.commit(commit_of(task))[0].reason == "unknown_task"
 
 
 def test_a_zombie_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
@@ -148,26 +147,26 @@ def test_a_zombie_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
     coordinator.tick(catalog)
     expire_slot(catalog, worker.id)
     assert coordinator.tick(catalog) == 1
-    assert {verdict["reason"] for verdict in worker.commit(*commits)} == {"stale_epoch"}
+    assert {verdict.reason for verdict in worker.commit(*commits)} == {"stale_epoch"}
     assert ends(catalog, "visits-out") == [0, 0, 0, 0]
 
 
 def test_a_slot_that_owned_a_task_before_is_refused_when_it_owns_it_again(catalog: Catalog, worker: SlotDouble) -> None:
-    commits = {task["task"]: batch(catalog, task, worker.joined) for task in worker.tasks()}
+    commits = {task.task: batch(catalog, task, worker.joined) for task in worker.tasks()}
     job = catalog.read(jobs.get_job, "visits")
     other = slot(catalog, join(catalog, "two"), job)
     worker.poll()
-    moved = next(task["task"] for task in other.tasks())
+    moved = next(task.task for task in other.tasks())
     other.leave()
     assert len(worker.names()) == 4
-    assert [verdict["reason"] for verdict in worker.commit(commits[moved])] == ["stale_epoch"]
+    assert [verdict.reason for verdict in worker.commit(commits[moved])] == ["stale_epoch"]
 
 
 def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: SlotDouble) -> None:
     task = worker.tasks()[0]
     dropped = {"once": {"duplicate": 2}}
     worker.commit(commit_of(task, counters={"records_in": 5, "dropped": dropped}, stream_time=70))
-    worker.commit(commit_of(task | {"version": 1}, counters={"records_in": 1, "dropped": dropped}, stream_time=60))
+    worker.commit(commit_of(replace(task, version=1), counters={"records_in": 1, "dropped": dropped}, stream_time=60))
     job = catalog.read(jobs.get_job, "visits")
     assert catalog.read(jobs.metrics, job.id) == {"records_in": 6, "dropped": {"once": {"duplicate": 4}}}
     assert catalog.read(jobs.stream_time, job.id) == 70
@@ -176,14 +175,14 @@ def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: S
 def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog: Catalog, worker: SlotDouble) -> None:
     first, second = worker.tasks()[:2]
 
-    def held(last: int, low: int) -> Answer:
+    def held(last: int, low: int) -> dict[str, Any]:
         level = {"count": 1, "sum": last, "max": last, "last": last}
         return {"operators": {"s": {"emitted": 1, "buffer_records": level, "overtime_ms": {"count": 1, "min": low}}}}
 
     worker.commit(commit_of(first, counters=held(9, 5)), commit_of(second, counters=held(4, 7)))
-    worker.commit(commit_of(first | {"version": 1}, counters=held(2, 6)))
+    worker.commit(commit_of(replace(first, version=1), counters=held(2, 6)))
     tasks = {task.task: task.counters for task in catalog.read(overview.task_figures)}
-    assert tasks[first["name"]]["operators"]["s"] == {
+    assert tasks[first.name]["operators"]["s"] == {
         "emitted": 2,
         "buffer_records": {"count": 2, "sum": 11, "max": 9, "last": 2},
         "overtime_ms": {"count": 2, "min": 5},
@@ -209,7 +208,7 @@ def test_commits_keep_the_lease_but_write_it_rarely(catalog: Catalog, worker: Sl
     worker.commit(commit_of(task))
     assert lease_of(catalog, worker.id) == before
     expire_slot(catalog, worker.id)
-    worker.commit(commit_of(task | {"version": 1}))
+    worker.commit(commit_of(replace(task, version=1)))
     assert lease_of(catalog, worker.id) >= before
 
 
@@ -218,11 +217,35 @@ def test_a_job_is_caught_up_when_positions_and_replicas_are_at_their_ends(catalo
     assert not catalog.read(jobs.is_caught_up, job.id)
     assert worker.run() == 40
     assert not catalog.read(jobs.is_caught_up, job.id)
-    store = worker.joined["stores"]["visits-once"]["id"]
-    for held in worker.held:
-        held["applied"] = {store: 10}
+    worker.apply("visits-once", 10)
     worker.poll()
     assert catalog.read(jobs.is_caught_up, job.id)
+
+
+def test_a_job_with_a_backlog_is_not_caught_up(catalog: Catalog, worker: SlotDouble) -> None:
+    job = catalog.read(jobs.get_job, "visits")
+    worker.run()
+    worker.apply("visits-once", 10, has_backlog=True)
+    worker.poll()
+    assert not catalog.read(jobs.is_caught_up, job.id)
+    worker.apply("visits-once", 10)
+    worker.poll()
+    assert catalog.read(jobs.is_caught_up, job.id)
+
+
+def test_several_segments_of_a_commit_are_published_in_their_order(catalog: Catalog, worker: SlotDouble) -> None:
+    changelog, task = worker.joined.stores["visits-once"].changelog, worker.tasks()[0]
+    written = [WrittenSegment(register(catalog), 10, [chunk(changelog, 0, n)]) for n in (2, 3)]
+    (verdict,) = worker.commit(replace(commit_of(task), segments=written))
+    assert [(at.first_offset, at.end_offset) for at in verdict.published] == [(0, 2), (2, 5)]
+
+
+def test_the_same_segment_or_input_twice_in_a_commit_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
+    changelog, task = worker.joined.stores["visits-once"].changelog, worker.tasks()[0]
+    written = WrittenSegment(register(catalog), 10, [chunk(changelog, 0, 2)])
+    commits = [replace(commit_of(task), segments=[written, written]), commit_of(task, moves=[(0, 0, 5), (0, 0, 10)])]
+    assert [verdict.reason for verdict in worker.commit(*commits)] == ["segment_twice", "wrong_position"]
+    assert positions(catalog) == [0, 0, 0, 0]
 
 
 def test_a_new_owner_has_its_replicas_to_show_before_the_job_is_caught_up(catalog: Catalog, worker: SlotDouble) -> None:
@@ -232,8 +255,6 @@ def test_a_new_owner_has_its_replicas_to_show_before_the_job_is_caught_up(catalo
     again = slot(catalog, join(catalog), job)
     again.poll()
     assert not catalog.read(jobs.is_caught_up, job.id)
-    store = again.joined["stores"]["visits-once"]["id"]
-    for held in again.held:
-        held["applied"] = {store: 10}
+    again.apply("visits-once", 10)
     again.poll()
     assert catalog.read(jobs.is_caught_up, job.id)

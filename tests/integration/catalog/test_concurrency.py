@@ -14,9 +14,9 @@ from sqlalchemy import select
 from service import coordinator
 from service.catalog import engine, jobs, segments, streams
 from service.catalog.engine import Catalog
-from service.catalog.segments import Published
 from service.catalog.tables import ChunkRow
 from service.streams.errors import InstanceGone
+from service.streams.records import Published
 from tests.integration.catalog.world import (
     SlotDouble,
     batch,
@@ -51,7 +51,9 @@ def deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 def assert_gapless(published: list[Published], stream_id: str, partition: int) -> int:
     """The ranges of a partition follow each other without gap or overlap; where they end."""
-    ranges = sorted((at.first_offset, at.end_offset) for at in published if at[:2] == (stream_id, partition))
+    ranges = sorted(
+        (at.first_offset, at.end_offset) for at in published if (at.stream_id, at.partition) == (stream_id, partition)
+    )
     assert all(before[1] == after[0] for before, after in pairwise([(0, 0), *ranges]))
     return ranges[-1][1] if ranges else 0
 
@@ -162,11 +164,11 @@ def _some_batches(worker: SlotDouble, polls: int) -> int:
     done = 0
     for _ in range(polls):
         try:
-            tasks = [task for task in worker.tasks() if task["work"]]
+            tasks = [task for task in worker.tasks() if task.work]
         except InstanceGone:
             return done
         commits = [batch(worker.catalog, task, worker.joined) for task in tasks]
         for commit, verdict in zip(commits, worker.commit(*commits), strict=True):
-            if verdict["status"] == "accepted":
-                done += commit["positions"][0]["to"] - commit["positions"][0]["from"]
+            if verdict.status == "accepted":
+                done += commit.positions[0].end - commit.positions[0].start
     return done

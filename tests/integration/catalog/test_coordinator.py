@@ -9,6 +9,7 @@ from service import coordinator
 from service.catalog import groups, job_creation, job_states, jobs, segments, streams
 from service.catalog.engine import Catalog, job_topic, stream_topic
 from service.catalog.tables import JobRow, SlotRow, new_id
+from service.protocol import PollAnswer
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
 from tests.integration.catalog.world import (
     SlotDouble,
@@ -55,13 +56,13 @@ def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: Job
     catalog.write(coordinator.change_job, "halted", "stop")
     instance = join(catalog, cores=3)
     answer = coordinator.heartbeat(catalog, instance, incarnation="first")
-    assert [(at["name"], at["slots"]) for at in answer["jobs"]] == [("narrow", 1), ("visits", 3)]
-    assert answer["lease_ms"] == 10_000
+    assert [(at.name, at.slots) for at in answer.jobs] == [("narrow", 1), ("visits", 3)]
+    assert answer.lease_ms == 10_000
 
 
 def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
-    beat = lambda: coordinator.heartbeat(catalog, instance, incarnation="first")["version"]  # noqa: E731
+    beat = lambda: coordinator.heartbeat(catalog, instance, incarnation="first").version  # noqa: E731
     before = beat()
     assert beat() == before
     catalog.write(coordinator.change_job, "visits", "stop")
@@ -97,9 +98,9 @@ def test_leaving_frees_the_tasks_and_may_be_repeated(catalog: Catalog, job: JobR
 def test_the_first_slot_gets_every_task_and_all_it_needs_to_run(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     assert worker.names() == ["0_0", "0_1", "0_2", "0_3"]
-    assert worker.joined["job"]["topology"]["sub_topologies"][0]["sources"] == ["clicks"]
-    assert set(worker.joined["streams"]) == {"clicks", "visits-out", "visits-once-changelog"}
-    assert set(worker.joined["stores"]) == {"visits-once"}
+    assert worker.joined.job.topology["sub_topologies"][0]["sources"] == ["clicks"]
+    assert set(worker.joined.streams) == {"clicks", "visits-out", "visits-once-changelog"}
+    assert set(worker.joined.stores) == {"visits-once"}
     assert state_of(catalog) == "running"
 
 
@@ -108,7 +109,7 @@ def test_joining_again_under_the_same_id_gets_the_same_answer(catalog: Catalog, 
     worker = slot(catalog, instance, job)
     arguments = {"job_id": job.id, "slot_id": worker.id, "index": 0}
     assert catalog.write(coordinator.join_slot, instance, **arguments) == worker.joined
-    assert {task["epoch"] for task in worker.tasks()} == {1}
+    assert {task.epoch for task in worker.tasks()} == {1}
     worker.leave()
     with pytest.raises(InstanceGone):
         catalog.write(coordinator.join_slot, instance, **arguments)
@@ -131,8 +132,8 @@ def test_a_slot_of_the_same_place_fences_the_former_one(catalog: Catalog, job: J
     former = slot(catalog, instance, job, index=2)
     task = former.tasks()[0]
     latter = slot(catalog, instance, job, index=2)
-    assert {at["epoch"] for at in latter.tasks()} == {3}
-    assert former.commit(commit_of(task))[0]["reason"] == "stale_epoch"
+    assert {at.epoch for at in latter.tasks()} == {3}
+    assert former.commit(commit_of(task))[0].reason == "stale_epoch"
     with pytest.raises(InstanceGone):
         former.poll()
 
@@ -145,9 +146,9 @@ def test_a_second_slot_is_given_its_share_in_the_polls_of_the_first(catalog: Cat
     assert two.names() == []
     assert set(owners(catalog, job).values()) == {one.id}
     assert state_of(catalog) == "rebalancing"
-    kept = {task["name"]: task["epoch"] for task in one.tasks()}
+    kept = {task.name: task.epoch for task in one.tasks()}
     assert set(kept.values()) == {1}
-    given = {task["name"]: task["epoch"] for task in two.tasks()}
+    given = {task.name: task.epoch for task in two.tasks()}
     assert set(given.values()) == {2}
     assert sorted([*kept, *given]) == ["0_0", "0_1", "0_2", "0_3"]
     assert len(kept) == len(given) == 2
@@ -160,14 +161,14 @@ def test_an_owner_commits_what_it_ran_before_it_hands_over(catalog: Catalog, job
     one = slot(catalog, instance, job, index=0)
     tasks = one.tasks()
     slot(catalog, instance, job, index=1)
-    assert {verdict["status"] for verdict in one.commit(*map(commit_of, tasks))} == {"accepted"}
+    assert {verdict.status for verdict in one.commit(*map(commit_of, tasks))} == {"accepted"}
 
 
 def test_a_move_to_a_slot_that_is_gone_is_called_off(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     one = slot(catalog, instance, job, index=0)
     slot(catalog, instance, job, index=1).leave()
-    assert {task["epoch"] for task in one.tasks()} == {1}
+    assert {task.epoch for task in one.tasks()} == {1}
     assert len(one.names()) == 4
     assert state_of(catalog) == "running"
 
@@ -207,9 +208,9 @@ def test_a_poll_is_ready_when_there_is_work(catalog: Catalog, job: JobRow) -> No
     post(catalog, clicks, {2: 10})
     answer = worker.poll()
     assert answer.is_ready
-    work = [task["work"] for task in answer.body["tasks"]]
-    assert [at and (at["partition"], at["from"], at["to"]) for at in work] == [None, None, (2, 0, 10), None]
-    assert [at["first_offset"] for at in work[2]["chunks"]] == [0]
+    work = [task.work for task in answer.answer.tasks]
+    assert [[(at.input, at.start, at.end) for at in ranges] for ranges in work] == [[], [], [(0, 0, 10)], []]
+    assert [(at.first_offset, at.end_offset) for at in work[2][0].chunks] == [(0, 10)]
 
 
 def test_work_is_bounded_by_max_batch_records(catalog: Catalog) -> None:
@@ -244,10 +245,10 @@ def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: J
     worker = slot(catalog, join(catalog), job)
     catalog.write(coordinator.change_job, "visits", "pause")
     post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 10})
-    answer = worker.poll().body
-    assert answer["directive"] == "run"
-    assert len(answer["tasks"]) == 4
-    assert not any(task["work"] for task in answer["tasks"])
+    answer = worker.poll().answer
+    assert answer.directive == "run"
+    assert len(answer.tasks) == 4
+    assert not any(task.work for task in answer.tasks)
     catalog.write(coordinator.change_job, "visits", "resume")
     assert state_of(catalog) == "running"
     assert worker.run() == 10
@@ -259,7 +260,7 @@ def test_a_stopped_job_drains_slot_by_slot(catalog: Catalog, job: JobRow) -> Non
     catalog.write(coordinator.change_job, "visits", "stop")
     for at in slots:
         assert state_of(catalog) == "draining"
-        assert at.poll().body == {"directive": "leave", "tasks": []}
+        assert at.poll().answer == PollAnswer("leave")
         at.leave()
     assert state_of(catalog) == "stopped"
     catalog.write(coordinator.change_job, "visits", "restart")
@@ -274,7 +275,7 @@ def test_what_retention_took_from_a_job_fails_it(catalog: Catalog, job: JobRow) 
     age_segments(catalog, 10_000)
     catalog.write(streams.update_stream, "clicks", retention_ms=1_000, retention_overrides_jobs=True)
     assert catalog.write(segments.truncate_by_retention) == 1
-    assert worker.poll().body["directive"] == "leave"
+    assert worker.poll().answer.directive == "leave"
     failed = catalog.read(jobs.get_job, "visits")
     assert failed.state == "failed"
     assert failed.error is not None
@@ -289,11 +290,11 @@ def test_a_failing_task_fails_its_job_alone(catalog: Catalog, job: JobRow) -> No
     instance = join(catalog)
     worker, bystander = slot(catalog, instance, job), slot(catalog, instance, other)
     task = worker.tasks()[1]
-    fail = {"task_id": task["task"], "epoch": task["epoch"], "error": POISONED}
+    fail = {"task_id": task.task, "epoch": task.epoch, "error": POISONED}
     catalog.write(coordinator.fail_task, worker.id, **fail)
     failed = catalog.read(jobs.get_job, "visits")
     assert (failed.state, failed.reason, failed.error) == ("failed", "not a number", POISONED | {"task": "0_1"})
-    assert worker.poll().body["directive"] == "leave"
+    assert worker.poll().answer.directive == "leave"
     assert len(bystander.names()) == 4
     assert catalog.read(jobs.transitions_of, job.id, errors_only=True)[0].error == failed.error
 
@@ -303,8 +304,8 @@ def test_only_the_owner_fails_a_task(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, instance, job)
     task = worker.tasks()[0]
     slot(catalog, instance, job)
-    for task_id in (task["task"], new_id()):
-        fail = {"task_id": task_id, "epoch": task["epoch"], "error": POISONED}
+    for task_id in (task.task, new_id()):
+        fail = {"task_id": task_id, "epoch": task.epoch, "error": POISONED}
         with pytest.raises(StaleEpoch):
             catalog.write(coordinator.fail_task, worker.id, **fail)
     assert state_of(catalog) == "running"
@@ -314,15 +315,15 @@ def test_a_failed_job_is_restarted_past_a_skipped_record(catalog: Catalog, job: 
     post(catalog, catalog.read(streams.get_stream, "clicks"), {1: 10})
     worker = slot(catalog, join(catalog), job)
     task = worker.tasks()[1]
-    fail = {"task_id": task["task"], "epoch": task["epoch"], "error": POISONED}
+    fail = {"task_id": task.task, "epoch": task.epoch, "error": POISONED}
     catalog.write(coordinator.fail_task, worker.id, **fail)
     catalog.write(job_states.skip_record, "visits", partition=1, offset=7)
     catalog.write(coordinator.change_job, "visits", "restart")
     assert catalog.read(jobs.get_job, "visits").error is None
-    assert [at["skips"] for at in worker.tasks()] == [[], [7], [], []]
-    assert worker.tasks()[1]["epoch"] > task["epoch"]  # a slot that has not left yet begins anew
+    assert [at.skips for at in worker.tasks()] == [[], [(0, 7)], [], []]
+    assert worker.tasks()[1].epoch > task.epoch  # a slot that has not left yet begins anew
     worker.run()
-    assert [at["skips"] for at in worker.tasks()] == [[], [], [], []]
+    assert [at.skips for at in worker.tasks()] == [[], [], [], []]
 
 
 # ---------------------------------------------------------------- leases
@@ -443,12 +444,12 @@ def test_a_draining_instance_commits_before_its_slots_leave(catalog: Catalog, jo
     one = slot(catalog, instance, job)
     tasks = one.tasks()
     catalog.write(coordinator.leave_instance, instance, incarnation="first", drain=True)
-    assert coordinator.heartbeat(catalog, instance, incarnation="first")["jobs"] == []
+    assert coordinator.heartbeat(catalog, instance, incarnation="first").jobs == []
     with pytest.raises(InstanceGone):
         slot(catalog, instance, job, index=1)
     two = slot(catalog, join(catalog, "two"), job)
-    assert one.commit(commit_of(tasks[0]))[0]["status"] == "accepted"
-    assert one.poll().body == {"directive": "leave", "tasks": []}
+    assert one.commit(commit_of(tasks[0]))[0].status == "accepted"
+    assert one.poll().answer == PollAnswer("leave")
     assert two.names() == []
     one.leave()
     assert len(two.names()) == 4

@@ -12,6 +12,7 @@ from service.catalog.engine import Catalog
 from service.catalog.idle_and_flush import LOOK_AGAIN_MS
 from service.catalog.tables import JobRow, JobTransitionRow, PartitionRow, StreamRow, TaskRow
 from service.coordinator import change_job
+from service.protocol import Advanced, AdvanceReason, AssignedTask, TaskCommit
 from service.streams.errors import IllegalTransition, UnknownJob
 from tests.integration.catalog.world import (
     SlotDouble,
@@ -50,15 +51,15 @@ def be_silent(catalog: Catalog, for_ms: int) -> None:
 
 
 def advances(worker: SlotDouble) -> dict[str, str | None]:
-    return {task["name"]: task["advance"] for task in worker.tasks()}
+    return {task.name: task.advance for task in worker.tasks()}
 
 
-def told(worker: SlotDouble, name: str) -> Any:
-    return next(task for task in worker.tasks() if task["name"] == name)
+def told(worker: SlotDouble, name: str) -> AssignedTask:
+    return next(task for task in worker.tasks() if task.name == name)
 
 
-def advanced(task: Any, to: int | None, reason: str = "idle", **more: Any) -> Any:
-    return commit_of(task, advance={"to": to, "reason": reason}, **more)
+def advanced(task: AssignedTask, to: int | None, reason: AdvanceReason = "idle", **more: Any) -> TaskCommit:
+    return commit_of(task, advance=Advanced(to, reason), **more)
 
 
 def tasks(catalog: Catalog) -> dict[str, TaskRow]:
@@ -92,7 +93,7 @@ def test_input_is_not_idle_while_any_task_of_the_job_still_reads(
     post(catalog, clicks, {1: 1})
     be_silent(catalog, IDLE_MS)
     answer = worker.poll()
-    assert [task["advance"] for task in answer.body["tasks"]] == [None, None]
+    assert [task.advance for task in answer.answer.tasks] == [None, None]
     assert answer.look_again_ms == LOOK_AGAIN_MS
     assert worker.run() == 1
     assert advances(worker) == {"0_0": "idle", "0_1": "idle"}
@@ -104,13 +105,13 @@ def test_an_idle_close_publishes_results_and_leaves_positions_where_they_are(
     post(catalog, clicks, {0: 3}, timestamp=100)
     worker.run()
     be_silent(catalog, IDLE_MS)
-    sink = next(at["id"] for name, at in worker.joined["streams"].items() if name == "visits-out")
+    sink = next(at.id for name, at in worker.joined.streams.items() if name == "visits-out")
     before = catalog.read(jobs.positions, job.id)
     commit = advanced(
         told(worker, "0_0"), 7_000, segment=register(catalog), chunks=[chunk(sink, 0, 2)], stream_time=7_000
     )
     (verdict,) = worker.commit(commit)
-    assert [at["first_offset"] for at in verdict["published"]] == [3]
+    assert [at.first_offset for at in verdict.published] == [3]
     assert catalog.read(jobs.positions, job.id) == before
     task = tasks(catalog)["0_0"]
     assert task.stream_time == 7_000
@@ -124,9 +125,9 @@ def test_a_task_is_told_again_until_it_finds_nothing_open_and_not_after_that(
     post(catalog, clicks, {0: 3})
     worker.run()
     be_silent(catalog, IDLE_MS)
-    assert worker.commit(advanced(told(worker, "0_0"), 7_000))[0]["status"] == "accepted"
+    assert worker.commit(advanced(told(worker, "0_0"), 7_000))[0].status == "accepted"
     assert advances(worker)["0_0"] == "idle"
-    assert worker.commit(advanced(told(worker, "0_0"), None))[0]["status"] == "accepted"
+    assert worker.commit(advanced(told(worker, "0_0"), None))[0].status == "accepted"
     assert advances(worker)["0_0"] is None
     assert worker.poll().look_again_ms is None
     post(catalog, clicks, {0: 1})
@@ -144,7 +145,7 @@ def test_an_idle_close_is_refused_when_a_record_came_meanwhile(
     task = told(worker, "0_0")
     post(catalog, clicks, {1: 1})  # to another partition of the source
     (verdict,) = worker.commit(advanced(task, 7_000))
-    assert (verdict["status"], verdict["reason"]) == ("refused", "not_idle")
+    assert (verdict.status, verdict.reason) == ("refused", "not_idle")
     assert tasks(catalog)["0_0"].advanced is None
 
 
@@ -157,7 +158,7 @@ def test_what_was_published_and_read_lately_is_no_silence(
     post(catalog, clicks, {1: 1})
     worker.run()
     (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000))
-    assert (verdict["status"], verdict["reason"]) == ("refused", "not_idle")
+    assert (verdict.status, verdict.reason) == ("refused", "not_idle")
 
 
 def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: StreamRow) -> None:
@@ -167,15 +168,15 @@ def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: Stream
     be_silent(catalog, 10 * IDLE_MS)
     assert advances(worker) == {"0_0": None, "0_1": None}
     (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000))
-    assert verdict["reason"] == "not_idle"
+    assert verdict.reason == "not_idle"
 
 
 def test_time_moves_by_records_or_by_hand_never_by_both(
     catalog: Catalog, clicks: StreamRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
-    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, moves=[(clicks.id, 0, 0, 3)]))
-    assert verdict["reason"] == "records_and_advance"
+    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, moves=[(0, 0, 3)]))
+    assert verdict.reason == "records_and_advance"
 
 
 def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
@@ -184,23 +185,23 @@ def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
     post(catalog, clicks, {0: 3})
     catalog.write(job_states.flush_job, "visits", who="me")
     task = told(worker, "0_0")
-    assert (task["advance"], task["work"]["to"]) == (None, 3)
-    assert worker.commit(advanced(task, 7_000, "flush"))[0]["reason"] == "not_to_flush"
+    assert (task.advance, task.work[0].end) == (None, 3)
+    assert worker.commit(advanced(task, 7_000, "flush"))[0].reason == "not_to_flush"
     worker.run()
     post(catalog, clicks, {0: 5})
     task = told(worker, "0_0")
-    assert (task["advance"], task["work"]) == ("flush", None)
+    assert (task.advance, task.work) == ("flush", [])
     assert not catalog.read(jobs.is_caught_up, job.id)
-    assert worker.commit(advanced(task, 7_000, "flush"))[0]["status"] == "accepted"
-    assert worker.commit(advanced(told(worker, "0_0"), None, "flush"))[0]["status"] == "accepted"
+    assert worker.commit(advanced(task, 7_000, "flush"))[0].status == "accepted"
+    assert worker.commit(advanced(told(worker, "0_0"), None, "flush"))[0].status == "accepted"
     task = told(worker, "0_0")
-    assert (task["advance"], task["work"]["from"], task["work"]["to"]) == (None, 3, 8)
+    assert (task.advance, task.work[0].start, task.work[0].end) == (None, 3, 8)
 
 
 def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:
     catalog.write(job_states.flush_job, "visits")
     assert catalog.read(jobs.is_flushing, job.id)
-    assert worker.commit(*(advanced(task, None, "flush") for task in worker.tasks()))[1]["status"] == "accepted"
+    assert worker.commit(*(advanced(task, None, "flush") for task in worker.tasks()))[1].status == "accepted"
     assert not catalog.read(jobs.is_flushing, job.id)
     assert catalog.read(jobs.is_caught_up, job.id)
     assert advances(worker) == {"0_0": None, "0_1": None}
@@ -208,7 +209,7 @@ def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, jo
 
 def test_a_flush_that_nobody_asked_for_is_refused(worker: SlotDouble) -> None:
     (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, "flush"))
-    assert (verdict["status"], verdict["reason"]) == ("refused", "not_to_flush")
+    assert (verdict.status, verdict.reason) == ("refused", "not_to_flush")
 
 
 def test_a_flush_outlives_its_slot(catalog: Catalog, job: JobRow, worker: SlotDouble) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from service.catalog import segments, streams
 from service.catalog.engine import Catalog, stream_topic
-from service.catalog.segments import Published
 from service.catalog.tables import new_id
 from service.streams.errors import SegmentNotPending, UnknownPartition
+from service.streams.records import Published
 from tests.integration.catalog.world import (
     age_segments,
     chunk,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
@@ -13,12 +14,10 @@ from service import coordinator
 from service.catalog import job_creation, jobs, segments, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, TaskRow, new_id
-from service.catalog.tasks import TaskCommit, Verdict
-from service.streams.records import ChunkMeta
+from service.protocol import AssignedTask, HeldTask, JoinedSlot, Move, TaskCommit, Verdict, WrittenSegment
+from service.streams.records import ChunkMeta, Published
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
-
-Answer = dict[str, Any]
 
 
 def chunk(stream: StreamRow | str, partition: int, records: int, *, timestamp: int = 0) -> ChunkMeta:
@@ -32,7 +31,7 @@ def register(catalog: Catalog, writer: str = "test") -> str:
     return segment_id
 
 
-def post(catalog: Catalog, stream: StreamRow, sizes: dict[int, int], *, timestamp: int = 0) -> list[segments.Published]:
+def post(catalog: Catalog, stream: StreamRow, sizes: dict[int, int], *, timestamp: int = 0) -> list[Published]:
     """Publish `sizes[partition]` records to each partition, as one segment."""
     chunks = [chunk(stream, partition, records, timestamp=timestamp) for partition, records in sizes.items()]
     return catalog.write(segments.publish, register(catalog), bytes=100, chunks=chunks)
@@ -74,33 +73,36 @@ class SlotDouble:
 
     catalog: Catalog
     id: str
-    joined: Answer
-    held: list[coordinator.HeldTask] = field(default_factory=list)
+    joined: JoinedSlot
+    held: list[HeldTask] = field(default_factory=list)
 
-    def poll(self) -> coordinator.PollAnswer:
-        answer = coordinator.poll_slot(self.catalog, self.id, self.held)
-        before = {task["task"]: task["applied"] for task in self.held}
+    def poll(self) -> coordinator.PollOutcome:
+        outcome = coordinator.poll_slot(self.catalog, self.id, self.held)
+        before = {task.task: task.applied for task in self.held}
         self.held = [
-            {"task": task["task"], "epoch": task["epoch"], "applied": before.get(task["task"], {})}
-            for task in answer.body["tasks"]
+            HeldTask(task.task, task.epoch, applied=before.get(task.task, {})) for task in outcome.answer.tasks
         ]
-        return answer
+        return outcome
 
-    def tasks(self) -> list[Answer]:
-        tasks: list[Answer] = self.poll().body["tasks"]
-        return tasks
+    def apply(self, store: str, position: int, *, has_backlog: bool = False) -> None:
+        """Every replica of a store is at `position`, as the next poll says."""
+        applied = {self.joined.stores[store].id: position}
+        self.held = [replace(task, applied=applied, has_backlog=has_backlog) for task in self.held]
+
+    def tasks(self) -> list[AssignedTask]:
+        return self.poll().answer.tasks
 
     def names(self) -> list[str]:
-        return [task["name"] for task in self.tasks()]
+        return [task.name for task in self.tasks()]
 
     def commit(self, *commits: TaskCommit) -> list[Verdict]:
         return self.catalog.write(coordinator.commit_tasks, self.id, commits)
 
     def run(self) -> int:
         """Run all the work of one poll, as many records out as in; how many there were."""
-        commits = [batch(self.catalog, task, self.joined) for task in self.tasks() if task["work"]]
-        assert all(verdict["status"] == "accepted" for verdict in self.commit(*commits))
-        return sum(commit["positions"][0]["to"] - commit["positions"][0]["from"] for commit in commits)
+        commits = [batch(self.catalog, task, self.joined) for task in self.tasks() if task.work]
+        assert all(verdict.status == "accepted" for verdict in self.commit(*commits))
+        return sum(commit.positions[0].end - commit.positions[0].start for commit in commits)
 
     def leave(self) -> None:
         self.catalog.write(coordinator.leave_slot, self.id)
@@ -112,41 +114,39 @@ def slot(catalog: Catalog, instance_id: str, job: JobRow, index: int = 0, **more
     return SlotDouble(catalog, slot_id, joined)
 
 
-def batch(catalog: Catalog, task: Answer, joined: Answer) -> TaskCommit:
+def batch(catalog: Catalog, task: AssignedTask, joined: JoinedSlot) -> TaskCommit:
     """The commit of a task's work: every record forwarded to the sink's same partition, one change per record."""
-    work = task["work"]
-    records = work["to"] - work["from"]
-    sink = next(at["id"] for name, at in joined["streams"].items() if name.endswith("-out"))
-    changelog = next(iter(task["changelogs"].values()))
-    chunks = [chunk(sink, task["partition"], records), chunk(changelog["stream_id"], task["partition"], records)]
+    [work] = task.work
+    records = work.end - work.start
+    sink = next(at.id for name, at in joined.streams.items() if name.endswith("-out"))
+    changelog = next(joined.stores[store].changelog for store in task.changelogs)
     return commit_of(
         task,
-        moves=[(work["stream_id"], work["partition"], work["from"], work["to"])],
+        moves=[(work.input, work.start, work.end)],
         segment=register(catalog),
-        chunks=chunks,
+        chunks=[chunk(sink, task.partition, records), chunk(changelog, task.partition, records)],
         counters={"records_in": records, "records_out": records},
     )
 
 
 def commit_of(
-    task: Answer,
+    task: AssignedTask,
     *,
-    moves: Iterable[tuple[str, int, int, int]] = (),
+    moves: Iterable[tuple[int, int, int]] = (),
     segment: str | None = None,
     chunks: Sequence[ChunkMeta] = (),
     **more: Any,
 ) -> TaskCommit:
-    positions = [{"stream_id": i, "partition": p, "from": start, "to": end} for i, p, start, end in moves]
-    published = {"id": segment, "bytes": 100, "chunks": [at._asdict() for at in chunks]}
-    commit = {
-        "commit_id": new_id(),
-        "task": task["task"],
-        "epoch": task["epoch"],
-        "version": task["version"],
-        "positions": positions,
-        "segment": published if segment else None,
-    }
-    return commit | more  # type: ignore[return-value]
+    """A commit of a task; `moves`: (input, from, to)."""
+    return TaskCommit(
+        commit_id=new_id(),
+        task=task.task,
+        epoch=task.epoch,
+        version=task.version,
+        positions=[Move(*move) for move in moves],
+        segments=[WrittenSegment(segment, 100, list(chunks))] if segment else [],
+        **more,
+    )
 
 
 def ends(catalog: Catalog, name: str) -> list[int]:

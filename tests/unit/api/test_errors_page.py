@@ -13,7 +13,7 @@ from service.streams.errors import StreamError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
-MAKERS = {"ProblemError", "problem", "_refused"}  # what is called with a code among its arguments
+MAKERS = {"ProblemError", "problem", "refused", "_refused"}  # what is called with a code among its arguments
 OF_JOBS_ALONE = {"source_truncated", "io_failed"}  # made where a job is failed
 
 

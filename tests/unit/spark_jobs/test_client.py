@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from service.protocol import JoinRequest, TaskCommit, TaskError
 from spark_jobs.client import Api, Gone, Refused, Unreachable
 
 Answer = tuple[int, dict[str, Any]] | None  # None: the connection is closed without one
-Commit = dict[str, Any]
+COMMIT = TaskCommit("c1", "t", 1, 0, positions=[])
 
 
 class Server(ThreadingHTTPServer):
@@ -76,7 +77,8 @@ def problem(status: int, code: str) -> Answer:
 
 def accepted(offset: int) -> Answer:
     published = [{"stream_id": "s", "partition": 0, "first_offset": offset, "end_offset": offset + 1}]
-    return 200, {"results": [{"status": "accepted", "reason": None, "published": published}]}
+    verdict = {"task": "t", "commit_id": "c1", "status": "accepted", "reason": None, "version": 1}
+    return 200, {"results": [verdict | {"published": published}]}
 
 
 def test_every_request_carries_the_key(server: Server, api: Api) -> None:
@@ -87,15 +89,16 @@ def test_every_request_carries_the_key(server: Server, api: Api) -> None:
 
 def test_a_commit_whose_answer_was_lost_is_repeated_under_the_same_id(server: Server, api: Api) -> None:
     server.answers = [None, accepted(42)]
-    (verdict,) = api.commit("/slot", [{"commit_id": "c1"}])
-    assert (verdict.is_accepted, verdict.first_offsets) == (True, [42])
-    assert [body for _, _, body, _ in server.asked] == [{"commits": [{"commit_id": "c1"}]}] * 2
+    (verdict,) = api.commit("/slot", [COMMIT])
+    assert (verdict.status, verdict.published[0].first_offset) == ("accepted", 42)
+    assert [body["commits"][0]["commit_id"] for _, _, body, _ in server.asked] == ["c1", "c1"]
+    assert server.asked[0] == server.asked[1]
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_an_answer_that_settles_nothing_is_asked_for_again(server: Server, api: Api, status: int) -> None:
     server.answers = [problem(status, "busy"), accepted(0)]
-    assert api.commit("/slot", [{"commit_id": "c1"}])[0].is_accepted
+    assert api.commit("/slot", [COMMIT])[0].status == "accepted"
 
 
 def test_reserved_segments_keep_their_ids_when_asked_again(server: Server, api: Api) -> None:
@@ -132,8 +135,7 @@ def test_nobody_there_is_unreachable() -> None:
 
 
 def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) -> None:
-    chunk = {"path": "p", "segment": "s", "index": 0, "byte_offset": 0, "byte_length": 9, "crc32": 1}
-    chunk |= {"first_offset": 5, "records": 10}
+    chunk = ["p", "s", 0, 0, 9, 1, 5, 15, 10]
     task = {
         "task": "t",
         "name": "0_0",
@@ -142,26 +144,27 @@ def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) ->
         "epoch": 2,
         "version": 3,
         "inputs": [{"stream_id": "in", "partition": 0, "position": 5, "end": 100}],
-        "work": {"stream_id": "in", "partition": 0, "from": 5, "to": 15, "chunks": [chunk]},
-        "changelogs": {"store": {"stream_id": "log", "partition": 0, "end": 7}},
-        "skips": [9],
+        "work": [{"input": 0, "start": 5, "end": 15, "chunks": [chunk]}],
+        "changelogs": {"store": 7},
+        "skips": [[0, 9]],
+        "a_field_of_a_later_version": True,
         "advance": None,
     }
     server.answers = [(200, {"directive": "run", "tasks": [task]})]
     (found,) = api.poll("/slot", [], 0).tasks
-    assert found.work is not None
-    assert (found.work.start, found.work.end, found.work.chunks[0].records) == (5, 15, 10)
-    assert (dict(found.changelogs), found.skips) == ({"store": 7}, frozenset({9}))
+    [work] = found.work
+    assert (work.start, work.end, work.chunks[0].records, work.chunks[0].is_sparse) == (5, 15, 10, False)
+    assert (found.changelogs, found.skips) == ({"store": 7}, [(0, 9)])
 
 
 def make_verbs() -> list[Callable[[Api], object]]:
     return [
-        lambda api: api.join_instance({}),
+        lambda api: api.join_instance(JoinRequest("i", "1", "here", 1)),
         lambda api: api.heartbeat("i", "1", {}, ""),
         lambda api: api.join_slot("i", slot_id="s", job_id="j", index=0),
         lambda api: api.poll("/slot", [], 0),
         lambda api: api.find_chunks("/slot", "s", 0, 0, 1),
-        lambda api: api.fail_task("/slot", task_id="t", epoch=1, error={}),
+        lambda api: api.fail_task("/slot", task_id="t", epoch=1, error=TaskError("x", "y")),
     ]
 
 

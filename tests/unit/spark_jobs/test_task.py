@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged
@@ -20,7 +21,7 @@ from service.streams.topology import graph
 from service.streams.topology.chain import Chain
 from service.streams.topology.spec import JobSpec
 from spark_jobs import task
-from spark_jobs.client import AssignedTask, Json, StoreRef, StreamRef, Work
+from spark_jobs.client import Json
 from spark_jobs.task import Done, Routes, read_batch, run_batch
 from tests.task import DictState, rows_of, shown
 
@@ -44,11 +45,16 @@ def write(storage: Storage, first_offset: int, records: Sequence[Json]) -> Chunk
     storage.write(path_of(segment_id), segment)
     meta = segment.chunks[0]
     place = (meta.byte_offset, meta.byte_length, meta.crc32)
-    return Chunk(path_of(segment_id), segment_id, 0, *place, first_offset, meta.records)
+    return Chunk(path_of(segment_id), segment_id, 0, *place, first_offset, first_offset + meta.records, meta.records)
 
 
-def work(start: int, end: int, *chunks: Chunk) -> Work:
-    return Work("clicks", 0, start, end, list(chunks))
+def work(start: int, end: int, *chunks: Chunk) -> InputRange:
+    return InputRange(0, start, end, list(chunks))
+
+
+def read(storage: Storage, work: InputRange, skips: Sequence[tuple[int, int]] = ()) -> Batch:
+    head = InputHead("clicks", 0, work.start, work.end)
+    return read_batch(storage, AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=[head], skips=list(skips)), work)
 
 
 def run(
@@ -58,7 +64,7 @@ def run(
     parsed = JobSpec.parse({"name": "job", "source": "in", "sink": "out", "operators": list(operators), **spec})
     part = graph.compile(parsed, {"in": partition + 1}).sub_topologies[0]
     state = DictState()
-    now = AssignedTask("task-1", f"0_{partition}", 0, partition, 7, 3, None, {}, frozenset())
+    now = AssignedTask("task-1", f"0_{partition}", 0, partition, 7, 3)
     routes = Routes({"out": StreamRef("out-id", out)}, {"job-once": StoreRef("store-1", "changelog-id")})
     return run_batch(now, Chain(part, parsed.on_error), batch, {"job-once": state}, routes), state
 
@@ -92,42 +98,42 @@ def offsets(found: Batch) -> list[int]:
 
 def test_records_carry_the_offsets_of_their_chunk(storage: Storage) -> None:
     chunk = write(storage, 100, [record("a"), record("b"), record("c")])
-    assert offsets(read_batch(storage, work(100, 103, chunk))) == [100, 101, 102]
+    assert offsets(read(storage, work(100, 103, chunk))) == [100, 101, 102]
 
 
 def test_a_range_may_begin_and_end_inside_chunks(storage: Storage) -> None:
     first = write(storage, 0, [record(key) for key in "abcd"])
     second = write(storage, 4, [record(key) for key in "efgh"])
-    found = read_batch(storage, work(2, 6, first, second))
+    found = read(storage, work(2, 6, first, second))
     assert offsets(found) == [2, 3, 4, 5]
     assert [row["key"] for row in shown(found.rows)] == ["c", "d", "e", "f"]
     assert (found.starts[0].offset, found.ends) == (2, [6])
 
 
 def test_a_gap_between_chunks_is_passed(storage: Storage) -> None:
-    found = read_batch(storage, work(0, 12, write(storage, 0, [record("a")]), write(storage, 10, [record("b")])))
+    found = read(storage, work(0, 12, write(storage, 0, [record("a")]), write(storage, 10, [record("b")])))
     assert offsets(found) == [0, 10]
     assert found.ends == [12]
 
 
 def test_skipped_offsets_are_left_out_and_passed(storage: Storage) -> None:
     chunk = write(storage, 0, [record(key) for key in "abcd"])
-    found = read_batch(storage, work(0, 4, chunk), skips=frozenset({1, 3, 99}))
+    found = read(storage, work(0, 4, chunk), skips=[(0, 1), (0, 3), (0, 99), (1, 0)])
     assert offsets(found) == [0, 2]
     assert found.ends == [4]
 
 
 def test_a_batch_that_is_skipped_as_a_whole_still_moves_the_position(storage: Storage) -> None:
-    found = read_batch(storage, work(0, 1, write(storage, 0, [record("a")])), skips=frozenset({0}))
+    found = read(storage, work(0, 1, write(storage, 0, [record("a")])), skips=[(0, 0)])
     done, _ = run(found)
     assert done.segment is None
-    assert done.commit["positions"] == [{"stream_id": "clicks", "partition": 0, "from": 0, "to": 1}]
+    assert done.commit.positions == [Move(0, 0, 1, -1)]
 
 
 def test_memory_bounds_a_batch_before_its_record_count_does(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "MAX_BATCH_BYTES", 1)
     first, second = write(storage, 0, [record("a")]), write(storage, 1, [record("b")])
-    found = read_batch(storage, work(0, 2, first, second))
+    found = read(storage, work(0, 2, first, second))
     assert offsets(found) == [0]
     assert (found.starts[0].offset, found.ends) == (0, [1])
 
@@ -137,7 +143,7 @@ def test_a_torn_segment_is_named(storage: Storage, tmp_path: Path) -> None:
     file = tmp_path / chunk.path
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(SegmentDamaged, match=chunk.segment):
-        read_batch(storage, work(0, 1, chunk))
+        read(storage, work(0, 1, chunk))
 
 
 # ---------------------------------------------------------------- running
@@ -184,7 +190,7 @@ def test_the_state_does_not_move_before_the_commit() -> None:
 
 def test_duplicates_are_counted_by_operator_and_reason() -> None:
     done, _ = run(batch(record("a", 5), record("a", 6), record("a", 7)))
-    counters = done.commit["counters"]
+    counters = done.commit.counters
     assert (counters["records_in"], counters["records_out"]) == (3, 1)
     assert counters["dropped"] == {"once": {"duplicate": 2}}
 
@@ -192,13 +198,13 @@ def test_duplicates_are_counted_by_operator_and_reason() -> None:
 def test_a_batch_of_which_nothing_comes_out_writes_no_segment() -> None:
     done, _ = run(batch(record("a")), operators=[{"op": "filter", "where": "false"}])
     assert done.segment is None
-    assert done.commit["segment"] is None
+    assert done.commit.segments == []
 
 
 def test_a_commit_names_epoch_version_and_a_fresh_id() -> None:
     first, second = run(batch(record("a", 5)))[0].commit, run(batch(record("a", 5)))[0].commit
-    assert (first["task"], first["epoch"], first["version"], first["stream_time"]) == ("task-1", 7, 3, 5)
-    assert first["commit_id"] != second["commit_id"]
+    assert (first.task, first.epoch, first.version, first.stream_time) == ("task-1", 7, 3, 5)
+    assert first.commit_id != second.commit_id
 
 
 def test_a_poisoned_record_is_named_by_its_source_offset() -> None:
@@ -216,7 +222,7 @@ def test_the_cut_into_batches_changes_nothing() -> None:
     chain, state, keys = Chain(topology.sub_topologies[0], "fail"), DictState(), []
     routes = Routes({"out": StreamRef("out-id", 1)}, {"job-once": StoreRef("store-1", "changelog-id")})
     for start in range(0, 60, 7):
-        now = AssignedTask("task-1", "0_0", 0, 0, 1, 0, None, {}, frozenset())
+        now = AssignedTask("task-1", "0_0", 0, 0, 1, 0)
         part = clicks(records[start : start + 7], start)
         done = run_batch(now, chain, part, {"job-once": state}, routes)
         if done.segment is not None:

@@ -309,7 +309,11 @@ def changelog(storage: Storage, *batches: pa.RecordBatch, first_offset: int = 0,
         segment = encode_segment([("changelog", 0, batch)])
         storage.write(path, segment)
         meta = segment.chunks[0]
-        chunks.append(Chunk(path, path, 0, 0, meta.byte_length, meta.crc32, first_offset, meta.records))
+        chunks.append(
+            Chunk(
+                path, path, 0, 0, meta.byte_length, meta.crc32, first_offset, first_offset + meta.records, meta.records
+            )
+        )
         first_offset += meta.records + gap
     return chunks
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from pyarrow import fs
 
 from service.storage import segments
-from service.storage.segments import EncodedSegment, Storage, encode_segment, open_storage, path_of
+from service.storage.segments import EncodedSegment, Storage, encode_segment, offsets_of, open_storage, part_of, path_of
 from service.streams.errors import SegmentDamaged, SegmentMissing
-from service.streams.records import CHANGELOG_SCHEMA, RECORD_SCHEMA, Chunk, ChunkMeta
+from service.streams.records import CHANGELOG_SCHEMA, OFFSET_FIELD, RECORD_SCHEMA, Chunk, ChunkMeta
 
 SEGMENT = "ab12" + "0" * 28
 PATH = path_of(SEGMENT)
@@ -30,7 +31,18 @@ def changes(count: int) -> pa.RecordBatch:
 
 
 def chunk_of(meta: ChunkMeta, index: int, path: str = PATH) -> Chunk:
-    return Chunk(path, SEGMENT, index, meta.byte_offset, meta.byte_length, meta.crc32, 0, meta.records)
+    return Chunk(
+        path,
+        SEGMENT,
+        index,
+        meta.byte_offset,
+        meta.byte_length,
+        meta.crc32,
+        0,
+        meta.records,
+        meta.records,
+        meta.is_sparse,
+    )
 
 
 def chunks_of(segment: EncodedSegment) -> list[Chunk]:
@@ -159,14 +171,14 @@ def test_bytes_that_are_no_arrow_stream_are_damage_even_with_a_right_checksum(lo
     body = b"not an arrow stream, whatever its checksum says"
     local.write(PATH, EncodedSegment(pa.py_buffer(body), [], []))
     with pytest.raises(SegmentDamaged, match="not an Arrow stream"):
-        local.read_chunk(Chunk(PATH, SEGMENT, 0, 0, len(body), zlib.crc32(body), 0, 1))
+        local.read_chunk(Chunk(PATH, SEGMENT, 0, 0, len(body), zlib.crc32(body), 0, 1, 1))
 
 
 def test_another_number_of_records_than_the_catalog_says_is_damage(local: Storage) -> None:
     segment = encode_segment([("s", 0, records(3))])
     local.write(PATH, segment)
     with pytest.raises(SegmentDamaged, match="3 records, not 4"):
-        local.read_chunk(chunks_of(segment)[0]._replace(records=4))
+        local.read_chunk(replace(chunks_of(segment)[0], records=4))
 
 
 def test_file_and_folders_are_synced(local: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,3 +208,55 @@ def test_encoded_segments_are_values() -> None:
     segment = encode_segment([("s", 0, records(3))])
     with pytest.raises(dataclasses.FrozenInstanceError):
         segment.body = pa.py_buffer(b"")  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- offsets of rows
+
+
+def published(storage: Storage, batch: pa.RecordBatch, first_offset: int, end_offset: int) -> Chunk:
+    segment = encode_segment([("s", 0, batch)])
+    storage.write(PATH, segment)
+    return replace(chunks_of(segment)[0], first_offset=first_offset, end_offset=end_offset)
+
+
+def with_offsets(batch: pa.RecordBatch, offsets: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, pa.array(offsets, pa.int64())], schema=batch.schema.append(OFFSET_FIELD)
+    )
+
+
+def test_a_dense_chunk_stores_no_offsets_and_counts_from_its_first_one(local: Storage) -> None:
+    chunk = published(local, records(4), 100, 104)
+    stored = local.read_chunk(chunk)
+    assert (chunk.is_sparse, stored.schema) == (False, RECORD_SCHEMA)
+    assert offsets_of(part_of(chunk, stored, 0)).tolist() == [100, 101, 102, 103]
+
+
+def test_a_sparse_chunk_carries_its_offsets(local: Storage) -> None:
+    chunk = published(local, with_offsets(records(3), [100, 107, 108]), 100, 120)
+    assert chunk.is_sparse
+    assert offsets_of(part_of(chunk, local.read_chunk(chunk), 0)).tolist() == [100, 107, 108]
+
+
+@pytest.mark.parametrize("offsets", [[10, 11, 12, 13], [10, 12, 17, 19]], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("start", "end"), [(0, None), (0, 10), (10, 11), (11, 18), (12, 13), (13, 17), (19, 20), (20, 30)]
+)
+def test_a_part_of_a_chunk_is_its_rows_in_a_range_of_offsets(
+    local: Storage, offsets: list[int], start: int, end: int | None
+) -> None:
+    is_sparse = offsets != [10, 11, 12, 13]
+    batch = records(4)
+    chunk = published(local, with_offsets(batch, offsets) if is_sparse else batch, 10, 20 if is_sparse else 14)
+    part = part_of(chunk, local.read_chunk(chunk), start, end)
+    wanted = [i for i, offset in enumerate(offsets) if offset >= start and (end is None or offset < end)]
+    assert offsets_of(part).tolist() == [offsets[i] for i in wanted]
+    assert part.records.equals(batch.take(pa.array(wanted, pa.int64())))
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_offsets_where_the_catalog_says_otherwise_are_damage(local: Storage, is_sparse: bool) -> None:
+    batch = records(2) if is_sparse else with_offsets(records(2), [3, 5])
+    chunk = replace(published(local, batch, 3, 6), is_sparse=is_sparse)
+    with pytest.raises(SegmentDamaged, match="offsets"):
+        local.read_chunk(chunk)

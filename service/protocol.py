@@ -1,0 +1,348 @@
+"""The protocol between an instance with its slots and the service: every shape that travels, once, for both ends.
+
+It knows names, types and ranges. It refuses to know who asks, what is behind an answer and how it travels
+(`service.api.instances`, `spark_jobs.client`). A field that one end does not know is ignored, a new one has a default:
+the two ends may be of different versions.
+
+requests   JoinRequest · HeartbeatRequest · LeaveRequest · SlotRequest · PollRequest · SegmentsRequest ·
+           CommitRequest · FailRequest
+answers    JoinedInstance · WantedJobs · JoinedSlot · PollAnswer · ChunkRange · Paths · Verdicts
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from service.streams.records import Chunk, ChunkMeta, Count, Id, Int32, Int64, Published
+
+MAX_WAIT_MS = 10_000  # of a long poll
+
+SegmentId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$")]
+Text = Annotated[str, msgspec.Meta(max_length=255, pattern=r"^[^\x00]*$")]  # no database takes U+0000
+WaitMs = Annotated[int, msgspec.Meta(ge=0)]
+Frontier = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+
+Role = Literal["active", "standby", "warm-up"]
+AdvanceReason = Literal["idle", "flush"]
+
+# ---------------------------------------------------------------- requests: instances
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """An instance says that it is there; its incarnation tells a restarted one from the one before."""
+
+    name: Id
+    incarnation: Id
+    host: Text
+    cores: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    spark: dict[str, str] = {}
+    tags: dict[str, str] = {}
+
+
+class HeartbeatRequest(msgspec.Struct, frozen=True):
+    """An instance says that it lives, what it runs (job id → slots), and which answer it knows."""
+
+    incarnation: Id
+    jobs: dict[str, Count] = {}
+    known: str = ""
+    wait_ms: WaitMs = 0
+
+
+class LeaveRequest(msgspec.Struct, frozen=True):
+    """An instance says that it goes; with `drain` its slots are asked to commit and leave first."""
+
+    incarnation: Id
+    drain: bool = False
+
+
+# ---------------------------------------------------------------- requests: slots
+
+
+class SlotRequest(msgspec.Struct, frozen=True):
+    """A slot says that it is there; it has chosen its own id."""
+
+    slot: Id
+    job: Id
+    index: Int32
+
+
+class HeldTask(msgspec.Struct, frozen=True):
+    """A task as a slot knows it: its epoch, how far its replicas are (store id → changelog position), and whether its
+    operators still have output of what they have read.
+    """
+
+    task: Id
+    epoch: Int64
+    role: Role = "active"
+    applied: dict[str, Count] = {}
+    has_backlog: bool = False
+
+
+class PollRequest(msgspec.Struct, frozen=True):
+    """The tasks that the slot holds; the answer comes when that changes or there is work."""
+
+    tasks: list[HeldTask] = []
+    timeout_ms: WaitMs = MAX_WAIT_MS
+
+
+class SegmentsRequest(msgspec.Struct, frozen=True):
+    """Ids of segments that the slot is going to write."""
+
+    segments: Annotated[list[SegmentId], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Move(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
+    """A task has read its input of this number from offset `start` to `end`; below the time `frontier` (ms; -1: not
+    known) nothing can come from there any more.
+    """
+
+    input: Int32
+    start: Count
+    end: Count
+    frontier: Frontier = -1
+
+
+class WrittenSegment(msgspec.Struct, frozen=True):
+    """A segment that a commit publishes; its chunks in the order of the file."""
+
+    id: SegmentId
+    bytes: Count
+    chunks: list[ChunkMeta]
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """Stream time was moved `to` (ms) without a record; null: nothing was open."""
+
+    to: Count | None
+    reason: AdvanceReason
+
+
+class Spread(TypedDict, total=False):
+    """Figures of some values: how many, their sum and their extremes."""
+
+    count: Count
+    sum: Count
+    min: Count
+    max: Count
+    last: Count
+
+
+class Measured(TypedDict, total=False):
+    """Figures of an operator in one batch."""
+
+    lateness_ms: Spread
+    buffer_records: Spread
+    buffer_bytes: Spread
+    overtime_ms: Spread
+    emitted: Count
+
+
+class Counters(TypedDict, total=False):
+    """What the batch adds to the totals of its task, by operator where it is an operator's."""
+
+    records_in: Count
+    records_out: Count
+    dropped: dict[str, dict[str, Count]]
+    advances: dict[str, Count]
+    batch_us: Spread
+    operators: dict[str, Measured]
+
+
+class TaskCommit(msgspec.Struct, frozen=True):
+    """One batch of one task: inputs or stream time moved, segments to publish. Repeated under the same id it gets the
+    first answer.
+    """
+
+    commit_id: Id
+    task: Id
+    epoch: Int64
+    version: Int64
+    positions: list[Move]
+    segments: list[WrittenSegment] = []
+    advance: Advanced | None = None
+    counters: Counters = {}
+    stream_time: Int64 = -1
+    applied: dict[str, Count] = {}
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """Commits of several tasks; each is accepted or refused alone."""
+
+    commits: list[TaskCommit]
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    """Why a task can not go on, and at which record of its source; of a full buffer, how full it is."""
+
+    code: Annotated[str, msgspec.Meta(max_length=100)]
+    detail: Annotated[str, msgspec.Meta(max_length=100_000)]
+    operator: str | None = None
+    stream: str | None = None
+    partition: Int32 | None = None
+    offset: Int64 | None = None
+    records: Count | UnsetType | None = UNSET
+    max_records: Count | UnsetType | None = UNSET
+    bytes: Count | UnsetType | None = UNSET
+    max_bytes: Count | UnsetType | None = UNSET
+
+
+class FailRequest(msgspec.Struct, frozen=True):
+    """A task can not go on: its job fails with this."""
+
+    task: Id
+    epoch: Int64
+    error: TaskError
+
+
+# ---------------------------------------------------------------- answers: instances
+
+
+class JoinedInstance(msgspec.Struct, frozen=True):
+    """An instance's id, its lease, and where records are kept."""
+
+    instance_id: str
+    lease_ms: int
+    storage_uri: str
+    lineage: str = ""
+
+
+class WantedJob(msgspec.Struct, frozen=True):
+    """A job that should run on this instance, on so many slots."""
+
+    id: str
+    name: str
+    slots: int
+
+
+class WantedJobs(msgspec.Struct, frozen=True):
+    """All jobs that should run here, and the version of this answer."""
+
+    jobs: list[WantedJob]
+    version: str
+    lease_ms: int = 0
+
+
+# ---------------------------------------------------------------- answers: slots
+
+
+class JobToRun(msgspec.Struct, frozen=True):
+    """A job as it was posted and as it was compiled."""
+
+    id: str
+    name: str
+    spec: dict[str, Any]
+    topology: dict[str, Any]
+
+
+class StreamRef(msgspec.Struct, frozen=True):
+    """A stream of the job."""
+
+    id: str
+    partitions: int
+
+
+class StoreRef(msgspec.Struct, frozen=True):
+    """A store of the job, and the id of the stream that is its truth."""
+
+    id: str
+    changelog: str
+
+
+class JoinedSlot(msgspec.Struct, frozen=True):
+    """A slot's job with the ids behind every name; where its views are kept; which history the catalog has."""
+
+    slot: str
+    lease_ms: int
+    lineage: str
+    job: JobToRun
+    streams: dict[str, StreamRef]
+    stores: dict[str, StoreRef]
+    redis_url: str | None = None
+
+
+class InputHead(msgspec.Struct, frozen=True):
+    """An input of a task, whose number is its place in the list: where the task stands in it, and where it ends."""
+
+    stream_id: str
+    partition: int
+    position: int
+    end: int
+    frontier: int = -1
+
+
+class InputRange(msgspec.Struct, frozen=True):
+    """Offsets [start, end) of an input (by its number) to run next, and the chunks that hold them."""
+
+    input: int
+    start: int
+    end: int
+    chunks: list[Chunk]
+
+
+class AssignedTask(msgspec.Struct, frozen=True):
+    """A task of a slot as the catalog sees it now.
+
+    `work`: one range an input that has something, in the order of the inputs; `advance`: why the task shall close what
+    is open, instead of working; `changelogs`: store → end offset; `skips`: (input, offset) of records to pass over.
+    """
+
+    task: str
+    name: str
+    sub_topology: int
+    partition: int
+    epoch: int
+    version: int
+    role: Role = "active"
+    inputs: list[InputHead] = []
+    work: list[InputRange] = []
+    advance: AdvanceReason | None = None
+    changelogs: dict[str, int] = {}
+    skips: list[tuple[int, int]] = []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self.work) or self.advance is not None
+
+
+class PollAnswer(msgspec.Struct, frozen=True):
+    """What a slot should do, and exactly the tasks that it owns."""
+
+    directive: Literal["run", "leave"]
+    tasks: list[AssignedTask] = []
+
+
+class ChunkRange(msgspec.Struct, frozen=True):
+    """Chunks of a partition from an offset on; the partition holds offsets [start, end)."""
+
+    start: int
+    end: int
+    chunks: list[Chunk]
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Segment id → its path in the storage location."""
+
+    paths: dict[str, str]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of a commit; `version` is the one that the catalog holds now (null: no such task), `published` the
+    chunks of its segments in their order.
+    """
+
+    task: str
+    commit_id: str
+    status: Literal["accepted", "refused"]
+    reason: str | None = None
+    version: int | None = None
+    published: list[Published] = []
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """One verdict a commit, in the order of the commits."""
+
+    results: list[Verdict]
