@@ -46,8 +46,12 @@ unit:
 services:
 	@tests/install-services.sh
 
+# Two lanes, one after the other, and both run whatever the first one says: what needs no Spark, and what starts one.
+# Modules of the second stay together, for they share a service.
 test: install services
-	$(BIN)/pytest tests
+	@$(BIN)/pytest -m "not spark" --numprocesses 2 --dist worksteal --durations 25; without=$$?; \
+	$(BIN)/pytest -m spark --numprocesses 2 --dist loadfile --durations 25; with=$$?; \
+	exit $$((without + with))
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick)

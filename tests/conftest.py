@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -76,11 +77,11 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture(params=DATABASES)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a migrated, empty catalog: SQLite, then Postgres."""
+@contextmanager
+def database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
+    """The URL of a migrated, empty catalog of the kind that the parameter of `request` names; `folder` is for files."""
     if request.param == "sqlite":
-        path = tmp_path / "catalog.db"
+        path = folder / "catalog.db"
         shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
         yield f"sqlite:///{path}"
         return
@@ -88,8 +89,17 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     template: str = request.getfixturevalue("migrated_postgres")
     name = f"test_{next(NAMES)}"
     _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
-    yield f"{server}/{name}"
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    try:
+        yield f"{server}/{name}"
+    finally:
+        _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated, empty catalog: SQLite, then Postgres."""
+    with database(request, tmp_path) as url:
+        yield url
 
 
 @pytest.fixture

@@ -1,23 +1,47 @@
-"""A service whose processes can be killed at named points, and started again on the same folder."""
+"""A service whose processes can be killed at named points, and started again on the same folder.
+
+With Spark, which starts a killed slot again, or without: then the same slots are processes of `tests/sparkless.py`.
+"""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
 from benchmarks.running import Running, wait_until
+from tests import sparkless
+from tests.attached import are_gone
 
 
 class Breakable:
-    """`millrace up` with armed fault points; `restart_when_dead` is what an init system would do."""
+    """A service with armed fault points; `restart_when_dead` is what an init system would do."""
 
-    def __init__(self, folder: Path, cores: int = 2) -> None:
-        self.faults = folder / "faults"
+    def __init__(self, folder: Path, engine: Literal["spark", "forks"] | None) -> None:
+        self.faults, self._engine = folder / "faults", engine
         self.faults.mkdir()
-        self.running = Running(folder / "data", cores=cores, environment={"MILLRACE_FAULTS": str(self.faults)})
+        self._environment = {"MILLRACE_FAULTS": str(self.faults)}
+        self.running = Running(folder / "data", instances=int(engine == "spark"), environment=self._environment)
+        self._instance: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the service and its instance."""
+        self.running.start()
+        if self._engine == "forks":
+            self.start_instance()
+
+    def start_instance(self) -> None:
+        """Start the instance without Spark, in the place of one that may run still."""
+        self._end_instance()
+        body = {"role": "instance", "name": "sparkless"}
+        key = self.running.call("POST", "/v1/tokens", json=body)["key"]
+        replicas = self.running.data_dir / "replicas"
+        self._instance = sparkless.start(self.running.url, key, replicas, environment=self._environment)
 
     def arm(self, point: str, after_passes: int) -> None:
         """SIGKILL whoever passes `point` next, once `after_passes` have gone through."""
@@ -32,13 +56,32 @@ class Breakable:
     def restart_when_dead(self) -> None:
         """The service was killed: wait for its end, then start it again on the same data."""
         self.running.ended(30)
-        self.running.start()
+        self.start()
+
+    def kill_instance(self) -> None:
+        """SIGKILL; returns when all that hung on it has ended, too."""
+        driver = psutil.Process(self._instance.pid) if self._instance else self.processes("instance")[0]
+        below = driver.children(recursive=True)
+        driver.kill()
+        wait_until(lambda: are_gone(below), 30, "the end of all its processes")
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The service's living descendants: `instance` (the driver), `java`, or `slot` (forked Python workers)."""
         return [
             found for found in psutil.Process(self.running.process.pid).children(recursive=True) if _is(found, name)
         ]
+
+    def stop(self) -> None:
+        """End what runs still."""
+        self._end_instance()
+        if self.running.process.poll() is None:
+            self.running.stop()
+
+    def _end_instance(self) -> None:
+        if self._instance is not None:
+            self._instance.kill()
+            self._instance.wait(30)
+            self._instance = None
 
 
 def _is(process: psutil.Process, name: str) -> bool:
@@ -57,10 +100,31 @@ def _is(process: psutil.Process, name: str) -> bool:
     return kinds[name]
 
 
+@contextmanager
+def _started(service: Breakable) -> Iterator[Breakable]:
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
 @pytest.fixture
 def breakable(tmp_path: Path) -> Iterator[Breakable]:
-    service = Breakable(tmp_path)
-    service.running.start()
-    yield service
-    if service.running.process.poll() is None:
-        service.running.stop()
+    """Its slots are forked from an instance without Spark."""
+    with _started(Breakable(tmp_path, "forks")) as service:
+        yield service
+
+
+@pytest.fixture
+def breakable_api(tmp_path: Path) -> Iterator[Breakable]:
+    """It has no instance."""
+    with _started(Breakable(tmp_path, None)) as service:
+        yield service
+
+
+@pytest.fixture
+def breakable_spark(tmp_path: Path) -> Iterator[Breakable]:
+    """Its instance is embedded."""
+    with _started(Breakable(tmp_path, "spark")) as service:
+        yield service

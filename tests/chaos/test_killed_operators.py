@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import Running
 from tests import naive
-from tests.attached import are_gone
 from tests.chaos.conftest import Breakable
 from tests.conformance.given import promised, sample
 from tests.driving import Record, caught_up, make_stream, outputs, post
@@ -113,13 +112,17 @@ def test_operators_whose_machine_lost_its_disk_go_on_from_their_changelogs(break
     jobs.settle()
     before = {name: outputs(breakable.running, f"{name}-out") for name in CASES}
     assert all(before[name] != EXPECTED[name] for name in CASES), "every job has something left to say"
-    _kill_the_instance(breakable, lambda: _lose(breakable.running.data_dir / "replicas"))
+    breakable.kill_instance()
+    _lose(breakable.running.data_dir / "replicas")
+    breakable.start_instance()
     jobs.feed()
     jobs.settle()
     assert jobs.found() == EXPECTED
 
 
-def test_a_kill_at_each_point_in_one_run_of_all_operators_changes_nothing(breakable: Breakable) -> None:
+@pytest.mark.spark
+def test_a_kill_at_each_point_in_one_run_of_all_operators_changes_nothing(breakable_spark: Breakable) -> None:
+    breakable = breakable_spark
     jobs = Side(breakable, len(IN_A_SLOT + IN_THE_API))
     rng = random.Random(7)
     for point in IN_A_SLOT + IN_THE_API:
@@ -183,15 +186,6 @@ def _version(running: Running) -> int:
     [task] = running.call("GET", "/v1/jobs/spilt/tasks")["items"]
     version: int = task["version"]
     return version
-
-
-def _kill_the_instance(breakable: Breakable, meanwhile: Callable[[], None]) -> None:
-    """SIGKILL the driver; when all that hung on it has ended, and before anybody is back, do something."""
-    [driver] = breakable.processes("instance")
-    below = driver.children(recursive=True)
-    driver.kill()
-    wait_until(lambda: are_gone(below), 30, "the end of Spark and its workers")
-    meanwhile()
 
 
 def _lose(replicas: Path) -> None:

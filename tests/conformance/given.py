@@ -8,7 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FOLDER = Path(__file__).parent / "cases"
+SIZES = [1, 2, 7, 1000]
 FAMILIES = ("deduplicate", "hopping", "session", "sliding", "table", "tumbling")
 
 
@@ -20,6 +23,21 @@ def raw(family: str) -> bytes:
 def load(family: str) -> list[dict[str, Any]]:
     """Its cases."""
     return [json.loads(line) for line in raw(family).splitlines()]
+
+
+def cut(cases: list[dict[str, Any]], sizes: list[int], *, quick: int | None = None) -> list[Any]:
+    """Parameters (case, batch_records) of each case whole (None) and in batches of those sizes that cut it.
+
+    `make check` runs each case once, in batches of `quick` records; without it, none.
+    """
+    found = []
+    for case in cases:
+        ways = [None, *(size for size in sizes if size < len(case["records"]))]
+        thorough = set(ways) if quick is None else set(ways) - {quick if quick in ways else None}
+        for size in ways:
+            marks = [pytest.mark.thorough] if size in thorough else []
+            found.append(pytest.param(case, size, id=f"{case['name']}-{size or 'whole'}", marks=marks))
+    return found
 
 
 def promised(case: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,24 +7,21 @@ import pytest
 
 from service.simulate import SimulateRequest, simulate
 from tests import naive, naive_windows
+from tests.conformance import given
 from tests.conformance.given import load, promised
 from tests.task import Task, cut, job, outputs
 
 FAMILIES = ("table", "tumbling", "hopping", "session", "sliding")
 CASES = [case for family in FAMILIES for case in load(family)]
-OTHER_CUTS = [None, 1, 2, 1000]
-CUTS = [7, *OTHER_CUTS]
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case["name"])
-def case(request):
-    return request.param
-
-
+@EACH
 def test_the_oracle_gives_the_outputs(case):
     assert naive.run(case["job"]["operators"], case["records"]) == promised(case)
 
 
+@EACH
 def test_the_oracle_drops_as_many_records_per_window(case):
     machine = naive_windows.Aggregate(case["job"]["operators"][0], naive.EXPRESSIONS)
     for record in case["records"]:
@@ -32,7 +29,7 @@ def test_the_oracle_drops_as_many_records_per_window(case):
     assert len(machine.dropped) == case["dropped_total"]
 
 
-@pytest.mark.parametrize("batch_records", [7, *(pytest.param(cut, marks=pytest.mark.thorough) for cut in OTHER_CUTS)])
+@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, given.SIZES, quick=7))
 def test_the_chain_gives_the_outputs_and_drops_as_many(case, batch_records):
     sizes = itertools.repeat(batch_records or len(case["records"]))
     task = Task(job(case["job"]["operators"]), forget=True)
@@ -42,8 +39,7 @@ def test_the_chain_gives_the_outputs_and_drops_as_many(case, batch_records):
     assert sum(each.rows.num_rows for each in dropped) == case["dropped_total"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("batch_records", CUTS)
+@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, [7]))
 def test_simulate_gives_the_outputs(case, batch_records):
     body = {"job": case["job"], "records": case["records"], "batch_records": batch_records}
     answer = simulate(SimulateRequest.model_validate(body))

@@ -6,32 +6,26 @@ import pytest
 
 from service.simulate import SimulateRequest, simulate
 from tests import naive
+from tests.conformance import given
 from tests.conformance.given import load
 from tests.task import Task, cut, job, run_all
 
 CASES = load("deduplicate")
-OTHER_CUTS = [None, 1, 2, 1000]
-CUTS = [7, *OTHER_CUTS]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case["name"])
-def case(request):
-    return request.param
-
-
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_the_oracle_gives_the_outputs(case):
     assert naive.run(case["job"]["operators"], case["records"]) == case["outputs"]
 
 
-@pytest.mark.parametrize("batch_records", [7, *(pytest.param(cut, marks=pytest.mark.thorough) for cut in OTHER_CUTS)])
+@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, given.SIZES, quick=7))
 def test_the_chain_gives_the_outputs(case, batch_records):
     sizes = itertools.repeat(batch_records or len(case["records"]))
     task = Task(job(case["job"]["operators"]), forget=True)
     assert run_all(task, cut(case["records"], sizes)) == case["outputs"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("batch_records", CUTS)
+@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, [7]))
 def test_simulate_gives_the_outputs(case, batch_records):
     body = {"job": case["job"], "records": case["records"], "batch_records": batch_records}
     answer = simulate(SimulateRequest.model_validate(body))

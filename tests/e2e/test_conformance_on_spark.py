@@ -1,6 +1,6 @@
 """Cases of every conformance family as jobs on Spark, over HTTP: the outputs of the real Kafka Streams, whole and cut.
 
-All jobs of one way run side by side in one service: a stream of one partition for each case, a slot for each job.
+All jobs of one way run side by side: a stream of one partition for each case, a slot for each job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.running import Running
 from tests.conformance.given import FAMILIES, promised, sample
 from tests.driving import Record, caught_up, in_state, make_stream, outputs, post
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 MAX_RECORDS = 100  # of a case: each batch costs a commit
 WAYS: dict[str, Record] = {"whole": {}, "cut": {"max_batch_records": 7, "commit_interval_ms": 0}}
@@ -27,10 +27,10 @@ CASES = sample(MAX_RECORDS)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+def results(running: Running) -> Outputs:
     """(part, way) → what came out."""
     found: Outputs = {}
-    with Running(tmp_path_factory.mktemp("conformance") / "data") as running, ThreadPoolExecutor(8) as clients:
+    with ThreadPoolExecutor(8) as clients:
         list(clients.map(lambda part: make_stream(running, part, 1), CASES))
         _start(running, "cut")
         list(clients.map(lambda part: _post_in_parts(running, part), CASES))

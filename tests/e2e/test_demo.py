@@ -15,7 +15,7 @@ import pytest
 from benchmarks import sample
 from tests import naive
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 RECORDS = 20_000
 PARTITIONS = 4

@@ -1,12 +1,11 @@
 """A buffer that shuts its job down when full: what is seen of it, and that it goes on with a larger one, nothing lost.
 
-One service for all; each test has its own stream and jobs.
+Each test has its own stream and jobs.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,9 @@ from benchmarks.running import Running, wait_until
 from tests import naive
 from tests.driving import Record, all_records, caught_up, in_state, make_stream, outputs, post
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 COUNT = {"n": {"fn": "count"}}
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Running(tmp_path_factory.mktemp("full") / "data") as running:
-        yield running
 
 
 def final(**buffer: Any) -> Record:

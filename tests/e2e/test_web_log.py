@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.running import Running
 from tests import web_log
 from tests.driving import Record, caught_up, contents, expected, make_stream, post
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 HOUR_MS = 3_600_000
 PARTITIONS = 4
+BATCHES = [500_000, 137]
+ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'path'", "interval_ms": HOUR_MS}
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Record]:
-    return web_log.requests()
+def requests(running: Running) -> list[Record]:
+    """The records of the stream `requests`."""
+    records = web_log.requests()
+    make_stream(running, "requests", PARTITIONS)
+    post(running, "requests", records)
+    return records
 
 
-@pytest.mark.parametrize("batch", [500_000, 137])
+@pytest.mark.parametrize("batch", BATCHES)
 def test_real_requests_come_out_once_an_hour_in_the_order_of_the_naive_twin(
-    tmp_path: Path, requests: list[Record], batch: int
+    running: Running, requests: list[Record], batch: int
 ) -> None:
-    once = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'path'", "interval_ms": HOUR_MS}
-    job = {"name": "paths", "source": "requests", "operators": [once], "sink": "once", "max_batch_records": batch}
-    with Running(tmp_path / "data") as running:
-        make_stream(running, "requests", PARTITIONS)
-        post(running, "requests", requests)
-        running.call("POST", "/v1/jobs", json=job)
-        assert caught_up(running, "paths")["state"] == "running"
-        found = contents(running, "once", PARTITIONS)
-    assert found == expected(requests, PARTITIONS, **once)
+    name, sink = f"paths_{batch}", f"once-{batch}"
+    job = {"name": name, "source": "requests", "operators": [ONCE], "sink": sink, "max_batch_records": batch}
+    running.call("POST", "/v1/jobs", json=job)
+    assert caught_up(running, name)["state"] == "running"
+    found = contents(running, sink, PARTITIONS)
+    assert found == expected(requests, PARTITIONS, **ONCE)
     assert sum(map(len, found)) < len(requests)

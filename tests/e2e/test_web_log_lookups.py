@@ -20,7 +20,7 @@ from benchmarks.running import ARROW, NDJSON, Running, wait_until
 from tests import naive, services, web_log
 from tests.driving import Record, all_records, caught_up, make_stream, post
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 MINUTE_MS, YEAR_MS = 60_000, 366 * 24 * 3_600_000
 GAP_MS, GRACE_MS = 30 * MINUTE_MS, MINUTE_MS

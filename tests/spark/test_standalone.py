@@ -22,7 +22,7 @@ from tests.driving import (
     some_records,
 )
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 PARTITIONS = 4
 

@@ -1,0 +1,122 @@
+"""An instance on local Spark, as people see it, and slots that are lost: one instance for all tests here.
+
+Slots are killed by their id, as a machine would; the outputs must not show it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.running import Running, wait_until
+from tests.attached import LOOPBACK, Attached, are_gone
+from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
+from tests.spark.conftest import LEASE_S, PARTITIONS, slots_of, start_job
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def instance(shared_service: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    with Attached(shared_service, tmp_path_factory.mktemp("instance"), "--spark-ui", name="shared") as attached:
+        attached.wait_until_live()
+        yield attached
+
+
+# ---------------------------------------------------------------- what people see
+
+
+def test_a_job_is_a_spark_job_under_its_name_whose_tasks_are_its_slots(service: Running, instance: Attached) -> None:
+    job = start_job(service)
+    in_state(service, "once", "running")
+    spark = instance.wait_until_live()["spark"]
+    jobs_url = f"{spark['ui']}/api/v1/applications/{spark['app_id']}/jobs?status=running"
+
+    def shown() -> list[dict[str, Any]]:
+        return [each for each in httpx.get(jobs_url).json() if each.get("jobGroup") == job["id"]]
+
+    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], 20, "the Spark job in the UI")
+    assert shown()[0]["description"] == "once"
+    service.call("POST", "/v1/jobs/once:stop")
+    in_state(service, "once", "stopped")
+    wait_until(lambda: not shown(), 20, "the end of the Spark job")
+
+
+def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: Attached) -> None:
+    start_job(service)
+    in_state(service, "once", "running")
+    tree = [psutil.Process(instance.process.pid), *instance.descendants()]
+    listening = [at.laddr.ip for one in tree for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+    assert {address.removeprefix("::ffff:") for address in listening} == {LOOPBACK}
+
+
+def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_path: Path) -> None:
+    start_job(service)
+    in_state(service, "once", "running")
+    with Attached(service, tmp_path, name="second") as second:
+        second.wait_until_live()
+
+        def owners() -> set[str]:
+            members = service.call("GET", "/v1/groups/once")["members"]
+            return {member["instance"] for member in members if member["tasks"]}
+
+        wait_until(lambda: owners() == {instance.name, "second"}, 30, "tasks on both instances")
+        records = some_records(2_000)
+        post(service, "clicks", records)
+        caught_up(service, "once")
+        assert second.stop() == 0
+        wait_until(lambda: owners() == {instance.name}, 30, "the tasks to come back")
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+# ---------------------------------------------------------------- lost and hanging slots
+
+
+def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, instance: Attached) -> None:
+    start_job(service)
+    records = some_records(4_000)
+    for start in range(0, 4_000, 1_000):
+        post(service, "clicks", records[start : start + 1_000])
+        caught_up(service, "once")
+        instance.slots()[0].kill()
+    wait_until(lambda: len(slots_of(service)) == 2, 30, "both slots")
+    assert caught_up(service, "once")["state"] == "running"
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+def test_a_slot_that_hangs_loses_its_tasks_and_its_process(service: Running, instance: Attached) -> None:
+    start_job(service)
+    in_state(service, "once", "running")
+    wait_until(lambda: len(slots_of(service)) == 2, 20, "both slots")
+    hanging = instance.slots()[0]
+    hanging.suspend()
+    records = some_records(1_000)
+    post(service, "clicks", records)
+    assert caught_up(service, "once", timeout_s=10 * LEASE_S)["state"] == "running"
+    wait_until(lambda: are_gone([hanging]), 20 * LEASE_S, "the end of the hanging process")
+    wait_until(lambda: len(slots_of(service)) == 2, 30, "another slot in its place")
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+def test_a_stopped_instance_that_wakes_up_finds_its_place_taken_and_joins_again(
+    service: Running, instance: Attached
+) -> None:
+    start_job(service)
+    in_state(service, "once", "running")
+    everything = [psutil.Process(instance.process.pid), *instance.descendants()]
+    time.sleep(0.5)  # let the heartbeat that the join began come to rest
+    for each in everything:
+        each.suspend()
+    wait_until(lambda: not slots_of(service), 10 * LEASE_S, "the eviction")
+    for each in reversed(everything):
+        each.resume()
+    records = some_records(1_000)
+    post(service, "clicks", records)
+    assert caught_up(service, "once")["state"] == "running"
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
