@@ -1,4 +1,4 @@
-"""A real `millrace up` as a child process, for the demo, the benchmarks and the tests.
+"""A real `millrace up` as a child process: the one way in which the demo, the benchmarks and the tests start one.
 
 Knows how to start it, hear that it is ready, talk to it as an admin and stop it. Knows nothing of what is asked of it.
 """
@@ -32,6 +32,11 @@ class JobFailed(Exception):
     """A job ended before it had read everything; its error is in the message."""
 
 
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a child: ours without the settings of a service that we may have, and what is given."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")} | dict(more or {})
+
+
 class Running:
     """One embedded service on `data_dir`; a context manager that ends it with SIGTERM."""
 
@@ -57,7 +62,7 @@ class Running:
             str(data_dir),
         ]
         self._command += ["--cores", str(cores), "--instances", str(instances), *arguments]
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = clean_environment(environment)
         self.instances = instances
         self.process: subprocess.Popen[str]
         self.client: httpx.Client
@@ -82,7 +87,7 @@ class Running:
             self.process.stdout.close()
             raise NotReady(f"{line!r}; {self.log} ends with:\n{self.log.read_text()[-4000:]}")
         self.url = line.split()[1]
-        key = (self.data_dir / "admin-key").read_text().strip()
+        key = self._environment.get("MILLRACE_API_KEY") or (self.data_dir / "admin-key").read_text().strip()
         self.client = httpx.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=httpx.Timeout(120)
         )
@@ -174,6 +179,8 @@ class Running:
     ) -> None:
         if self.process.poll() is None:
             self.stop()
+        else:
+            self.ended(10)
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:

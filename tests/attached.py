@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import Running, clean_environment, wait_until
 
 LOOPBACK = "127.0.0.1"
 
@@ -42,12 +42,13 @@ class Attached:
         self.running, self.name, self.log = running, name, folder / f"{name}.log"
         self.key = str(running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"])
         self._replicas = folder / "replicas"
-        self._environment = {
-            **os.environ,
-            "MILLRACE_API_KEY": self.key,
-            "MILLRACE_REPLICA_DIR": str(self._replicas),
-            "MILLRACE_SPARK_SECRET": secret,
-        }
+        self._environment = clean_environment(
+            {
+                "MILLRACE_API_KEY": self.key,
+                "MILLRACE_REPLICA_DIR": str(self._replicas),
+                "MILLRACE_SPARK_SECRET": secret,
+            }
+        )
         self._command = [sys.executable, "-m", "spark_jobs.instance", "--api", running.url]
         self._command += ["--spark-master", master, "--name", name, *arguments]
         self.process: subprocess.Popen[bytes]

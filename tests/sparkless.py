@@ -41,8 +41,10 @@ def start(
     url: str, key: str, replica_dir: Path, name: str = "sparkless", environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """An instance process of the API at `url`; its log is beside `replica_dir`. Does not wait for its join."""
+    from benchmarks.running import clean_environment
+
     command = [sys.executable, "-m", "tests.sparkless", url, str(replica_dir), name]
-    env = {**os.environ, **(environment or {}), "MILLRACE_API_KEY": key, "PYTHONPATH": str(ROOT)}
+    env = clean_environment({**(environment or {}), "MILLRACE_API_KEY": key, "PYTHONPATH": str(ROOT)})
     with (replica_dir.parent / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
 

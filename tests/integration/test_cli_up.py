@@ -1,6 +1,5 @@
 """`millrace up` as a process: one line when it serves, one at a time, and nothing that blocks the next start."""
 
-import os
 import signal
 import stat
 import subprocess
@@ -11,32 +10,22 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.running import Running, clean_environment
+
 MILLRACE = [sys.executable, "-m", "service.cli"]
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")} | more
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [*MILLRACE, *arguments]
-    return subprocess.run(command, env=environment(**more), check=False, capture_output=True, text=True, timeout=120)
+    environment = clean_environment(more)
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=120)
 
 
 @contextmanager
 def up(data_dir: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A service without instances, and where it is served; killed when the block did not end it."""
-    command = [*MILLRACE, "up", "--port", "0", "--instances", "0", "--data-dir", str(data_dir)]
-    with (data_dir.parent / "log").open("a") as log:
-        process = subprocess.Popen(command, env=environment(**more), stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("ready http://127.0.0.1:"), (data_dir.parent / "log").read_text()
-        yield process, line.split()[1]
-    finally:
-        process.kill()
-        process.communicate()
+    """A service without instances, and where it is served."""
+    with Running(data_dir, instances=0, environment=more) as running:
+        yield running.process, running.url
 
 
 def admin(url: str, data_dir: Path) -> httpx.Client:
