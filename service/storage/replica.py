@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lmdb
 import pyarrow as pa
@@ -25,9 +25,8 @@ from service.faults import fault_point
 from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
-from service.storage.segments import Storage, part_of
 from service.streams.codec import OBS_KEY, unpack_obs
-from service.streams.records import Chunk, StoreSpec
+from service.streams.records import StoreSpec
 
 FORMAT = 1
 POSITION = b"position"
@@ -177,35 +176,6 @@ class Replica:
                 for over in expiry.expired(self._store, obs, keys, lambda unsure: [get(key) for key in unsure]):
                     tx.delete(over)
                 budget_keys -= len(keys)
-
-
-class Replayed(Protocol):
-    """A replica of any kind."""
-
-    @property
-    def path(self) -> object: ...
-
-    @property
-    def position(self) -> int: ...
-
-    def apply(self, from_offset: int, to_offset: int, changes: pa.RecordBatch) -> bool: ...
-
-
-def replay(replica: Replayed, storage: Storage, chunks: Iterable[Chunk], since: int) -> int:
-    """Bring `replica` forward over the chunks of its changelog that the catalog gave for the offset `since`.
-
-    Offsets that no chunk holds carry no changes; chunks that it has already are skipped. Returns its new position.
-    Raises ValueError when it stands before `since`: what lies between would be lost.
-    """
-    position = replica.position
-    if position < since:
-        raise ValueError(f"Replica {replica.path} stands at {position}, before the chunks from {since} on")
-    for chunk in chunks:
-        while position < chunk.end_offset:
-            part = part_of(chunk, storage.read_chunk(chunk), position)
-            replica.apply(position, chunk.end_offset, part.records)
-            position = replica.position  # where the range was refused: another thread of ours moved it on
-    return position
 
 
 def _position(tx: lmdb.Transaction, environment: Environment) -> int:

@@ -185,6 +185,9 @@ class View:
         client.register_script(_BEGIN)(names.keys, [names.identity, b"" if end is None else end])
         return cls(client, store, names)
 
+    def close(self) -> None:
+        """Nothing is to give back: the connection is its maker's."""
+
     @property
     def path(self) -> str:
         """Where it is, for people."""

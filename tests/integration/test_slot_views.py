@@ -17,7 +17,7 @@ from service import lookups
 from service.protocol import JoinRequest
 from service.storage import view
 from service.streams.errors import StoreNotReadable
-from spark_jobs import memory, views
+from spark_jobs import follow, memory
 from spark_jobs.client import Api, Place
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
@@ -99,8 +99,8 @@ def world(tmp_path: Path, migrated_sqlite: Path, redis_server: str) -> Iterator[
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of seconds would be waits of the tests."""
-    monkeypatch.setattr(views, "CHECK_S", 0.0)
-    monkeypatch.setattr(views, "BACK_OFF_S", (0.05,))
+    monkeypatch.setattr(follow, "CHECK_S", 0.0)
+    monkeypatch.setattr(follow, "COPY_PAUSES_S", (0.05,))
 
 
 def turn_until(slot: Slot, is_so: Callable[[], bool], turns: int = 60) -> None:

@@ -14,13 +14,15 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.protocol import AssignedTask, JoinRequest, TaskCommit
+from service.protocol import JoinRequest, TaskCommit
 from service.storage.replica import Replica
 from service.storage.segments import Storage
+from spark_jobs import follow, memory, rounds, tasks
 from spark_jobs import slot as slots
 from spark_jobs.client import Api, Gone, Json, Place, Unreachable
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
+from spark_jobs.work import TaskRunner
 from tests.serving import Serving, serving
 
 HOUR = 3_600_000
@@ -163,7 +165,7 @@ def test_under_load_commits_keep_their_distance(world: World) -> None:
 
 def test_a_long_round_ends_early_and_nobody_starves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round runs one task only: those that have waited longest come first, without a pause in between."""
-    monkeypatch.setattr(slots, "ROUND_S", 0.0)
+    monkeypatch.setattr(rounds, "ROUND_S", 0.0)
     slot = world.slot(world.job(commit_interval_ms=60_000, max_batch_records=1))
     world.post(1, 2, 3)
     world.post(4, 5, 6, partition=1)
@@ -176,7 +178,7 @@ def test_a_round_that_ended_early_goes_on_with_those_that_it_has_not_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever ran waits for the next round, whatever came in meanwhile; nobody else waits."""
-    monkeypatch.setattr(slots, "ROUND_S", 0.0)
+    monkeypatch.setattr(rounds, "ROUND_S", 0.0)
     slot = world.slot(world.job(commit_interval_ms=60_000))
     world.post(0)
     world.post(1, partition=1)
@@ -240,8 +242,8 @@ def test_a_replaced_slot_finds_itself_gone(world: World) -> None:
 
 
 def test_a_lost_replica_is_restored_from_the_changelog(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "RESTORE_RECORDS", 1)
-    monkeypatch.setattr(slots, "RESTORE_ALONE_S", 0.0)
+    monkeypatch.setattr(follow, "SLICE_RECORDS", 1)
+    monkeypatch.setattr(slots, "ALONE_S", 0.0)
     job = world.job()
     first = world.slot(job)
     for i in range(6):
@@ -310,13 +312,13 @@ def test_a_refused_commit_is_run_again_from_what_the_catalog_says(
 def handed_back(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When memory was given back."""
     times: list[float] = []
-    monkeypatch.setattr(slots.memory, "hand_back", lambda: times.append(time.monotonic()))
+    monkeypatch.setattr(memory, "hand_back", lambda: times.append(time.monotonic()))
     return times
 
 
 def test_a_few_large_records_are_given_back_once_the_slot_is_idle(world: World, handed_back: list[float]) -> None:
     slot = world.slot(world.job())
-    world.post("x" * (slots.SWELLS_BYTES + 1))
+    world.post("x" * (memory.SWELLS_BYTES + 1))
     turn_until(slot, lambda: len(world.all_out()) == 1)
     assert not handed_back
     slot.turn()
@@ -381,7 +383,7 @@ def test_a_damaged_segment_fails_the_job_and_names_the_file(world: World) -> Non
 def test_a_missing_segment_fails_the_job_after_it_was_looked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(tasks, "TASK_PAUSES_S", (0.2,))
     job = world.job()
     world.post(1)
     (file,) = (world.folder / "storage").rglob("*.arrows")
@@ -400,7 +402,7 @@ def test_a_passing_disk_error_is_survived(world: World, monkeypatch: pytest.Monk
 
 
 def test_a_lasting_disk_error_fails_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(tasks, "TASK_PAUSES_S", (0.2,))
     slot = world.slot(world.job())
     slot.turn()
     world.post(1)
@@ -413,25 +415,25 @@ def test_a_lasting_disk_error_fails_the_job(world: World, monkeypatch: pytest.Mo
 def test_one_failing_task_does_not_stop_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = world.slot(world.job())
     slot.turn()
-    run = slots.run_batch
+    run = TaskRunner.run
 
-    def fails_on_partition_0(task: AssignedTask, *rest: Any) -> Any:
-        if task.partition == 0:
+    def fails_on_partition_0(runner: TaskRunner, *rest: Any) -> Any:
+        if runner.assigned.partition == 0:
             raise OSError("this disk only")
-        return run(task, *rest)
+        return run(runner, *rest)
 
-    monkeypatch.setattr(slots, "run_batch", fails_on_partition_0)
+    monkeypatch.setattr(TaskRunner, "run", fails_on_partition_0)
     world.post(1, partition=0)
     world.post(2, partition=1)
     turn_until(slot, lambda: world.all_out() == [2])
-    monkeypatch.setattr(slots, "run_batch", run)
+    monkeypatch.setattr(TaskRunner, "run", run)
     turn_until(slot, lambda: sorted(world.all_out()) == [1, 2])
 
 
 def test_a_fault_of_ours_is_the_jobs_state_not_the_slots_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = world.slot(world.job())
     slot.turn()
-    monkeypatch.setattr(slots, "run_batch", failing(ZeroDivisionError("a bug"), 99, slots.run_batch))
+    monkeypatch.setattr(TaskRunner, "run", failing(ZeroDivisionError("a bug"), 99, TaskRunner.run))
     world.post(1)
     turn_until(slot, lambda: world.state()["state"] == "failed")
     assert world.state()["error"]["code"] == "internal_error"

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from service.streams.operators import aggregate, grouping, suppress
-from spark_jobs import slot as slots
+from spark_jobs import job as slot_jobs
+from spark_jobs import work
 from spark_jobs.slot import Slot
-from spark_jobs.task import read_batch
+from spark_jobs.work import Run, read_batch
 from tests.integration.test_spark_slot import World, end, turn_until
 from tests.naive import Record
 from tests.serving import serving
@@ -120,14 +121,14 @@ def test_a_batch_of_many_events_is_committed_in_parts(world: World) -> None:
 
 
 def test_after_a_cut_no_more_is_read_than_may_be_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "LEAST_AFTER_CUT", 1)
+    monkeypatch.setattr(work, "LEAST_AFTER_CUT", 1)
     read: list[int] = []
 
-    def reading(storage: Any, task: Any, work: Any) -> Any:
-        read.append(work.end - work.start)
-        return read_batch(storage, task, work)
+    def reading(storage: Any, assigned: Any, run: Run) -> Any:
+        read.extend(given.end - given.start for given in run.ranges)
+        return read_batch(storage, assigned, run)
 
-    monkeypatch.setattr(slots, "read_batch", reading)
+    monkeypatch.setattr(slot_jobs, "read_batch", reading)
     slot = world.slot(world.job(operators=[HOPPING], source="one"))
     post(world, OPENED)
     turn_until(slot, lambda: all(at["lag"] == 0 for task in tasks(world) for at in task["positions"]))

@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.storage import expiry
-from service.storage.replica import Replica, replay
-from service.storage.segments import Storage, encode_segment, open_storage, path_of
+from service.storage.replica import Replica
 from service.streams import codec
-from service.streams.errors import SegmentMissing
-from service.streams.records import Chunk, StoreSpec
+from service.streams.records import StoreSpec
 from tests.unit.storage.replicas import INTERVAL_MS, changes, content, held_keys, key, open_replica, value
 
 
@@ -298,76 +295,7 @@ def test_what_is_alive_is_exactly_what_a_dictionary_holds(
     replica.close()
 
 
-# ---------------------------------------------------------------- replay of chunks
-
-
-def changelog(storage: Storage, *batches: pa.RecordBatch, first_offset: int = 0, gap: int = 0) -> list[Chunk]:
-    """Each batch in a segment of its own, one after another with `gap` offsets between."""
-    chunks = []
-    for number, batch in enumerate(batches):
-        path = path_of(f"{first_offset:016x}{number:016x}")
-        segment = encode_segment([("changelog", 0, batch)])
-        storage.write(path, segment)
-        meta = segment.chunks[0]
-        chunks.append(
-            Chunk(
-                path, path, 0, 0, meta.byte_length, meta.crc32, first_offset, first_offset + meta.records, meta.records
-            )
-        )
-        first_offset += meta.records + gap
-    return chunks
-
-
-def test_replay_brings_a_replica_to_the_end_and_again_changes_nothing(replica: Replica, tmp_path: Path) -> None:
-    chunks = changelog(
-        open_storage(str(tmp_path)), changes({key(1): 1, key(2): 2}), changes({key(1): 5}), changes({key(3): 7}, obs=7)
-    )
-    storage = open_storage(str(tmp_path))
-    assert replay(replica, storage, chunks[:1], since=0) == 2
-    assert replay(replica, storage, chunks, since=0) == 5
-    before = content(replica)
-    assert replay(replica, storage, chunks, since=0) == 5
-    assert content(replica) == before
-    assert held_keys(replica) == [key(1), key(2), key(3)]
-
-
-def test_replay_passes_gaps_between_chunks(replica: Replica, tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path))
-    chunks = changelog(storage, changes({key(1): 1}), changes({key(2): 2}), first_offset=10, gap=5)
-    assert replay(replica, storage, chunks, since=0) == 17
-
-
-def test_replay_begins_inside_a_chunk(replica: Replica, tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path))
-    replica.apply(0, 3, changes({}))
-    replay(replica, storage, changelog(storage, changes({key(n): n for n in range(10)})), since=3)
-    assert held_keys(replica) == [key(n) for n in range(3, 10)]
-
-
-def test_replay_up_to_a_missing_segment_keeps_what_came_before(replica: Replica, tmp_path: Path) -> None:
-    storage = open_storage(str(tmp_path))
-    chunks = changelog(storage, changes({key(1): 1}), changes({key(2): 2}))
-    storage.delete(chunks[1].path)
-    with pytest.raises(SegmentMissing):
-        replay(replica, open_storage(str(tmp_path)), chunks, since=0)
-    assert (replica.position, held_keys(replica)) == (1, [key(1)])
-
-
-def test_a_range_that_another_thread_has_applied_is_not_applied_again(replica: Replica, tmp_path: Path) -> None:
-    class Racing(Storage):
-        def read_chunk(self, chunk: Chunk) -> pa.RecordBatch:
-            replica.apply(0, 1, changes({key(9): 9}))
-            return super().read_chunk(chunk)
-
-    storage = open_storage(str(tmp_path))
-    chunks = changelog(storage, changes({key(1): 1, key(2): 2, key(3): 3}))
-    assert replay(replica, Racing(storage._fs, storage._base), chunks, since=0) == 3
-    assert held_keys(replica) == [key(2), key(3), key(9)]
-
-
-def test_chunks_from_beyond_its_position_are_refused(replica: Replica, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stands at 0, before the chunks from 5 on"):
-        replay(replica, open_storage(str(tmp_path)), [], since=5)
+# ---------------------------------------------------------------- scans
 
 
 def test_a_scan_gives_a_range_in_order_and_backwards(tmp_path):

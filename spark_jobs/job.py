@@ -1,0 +1,82 @@
+"""A job as one slot runs it: its operators, its stores, and how the work of a task is carried out.
+
+It knows what all tasks of the job share. It refuses to know whose turn it is (`rounds`), who commits (`slot`) and what
+the work comes to (`work`).
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from service.protocol import AssignedTask, JoinedSlot
+from service.storage.segments import Storage
+from service.storage.view import View
+from service.streams.topology.chain import Chain
+from service.streams.topology.graph import Topology
+from spark_jobs.client import Place
+from spark_jobs.follow import Copies, FindChunks
+from spark_jobs.memory import Footprint
+from spark_jobs.stores import JobStores
+from spark_jobs.tasks import StreamTask
+from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, read_batch
+
+
+class SlotJob:
+    """Makes tasks of a job, and does their work."""
+
+    def __init__(
+        self, place: Place, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
+    ) -> None:
+        self._topology = Topology.from_json(joined.job.topology)
+        self._on_error = joined.job.spec["on_error"]
+        self._routes = Routes(joined.streams, joined.stores)
+        self._storage, self._footprint = storage, footprint
+        self._chain = cache(self._make_chain)
+        self._stores = JobStores(place, joined, self._topology, storage, find)
+        self.views: Copies[View] = Copies(self._stores.view)
+
+    def close(self) -> None:
+        """Close its views, and the connection to Redis."""
+        self.views.close()
+        self._stores.close()
+
+    def task(self, assigned: AssignedTask) -> StreamTask:
+        """A task that was just assigned; nothing of it is open yet."""
+        return StreamTask(assigned, self._stores.replicas(assigned), partial(self._chain, assigned.sub_topology))
+
+    def keep_views(self, assigned: list[AssignedTask]) -> None:
+        """Keep the views of exactly these tasks' stores, where there is a Redis."""
+        if self._stores.has_views:
+            ends = [(name, task.partition, end) for task in assigned for name, end in task.changelogs.items()]
+            self.views.keep({(name, partition): end for name, partition, end in ends})
+
+    def carry_out(self, task: StreamTask, until_s: float) -> Outcome | None:
+        """Do what a task does next; None: nothing is to be committed. A restore ends at that moment (monotonic).
+
+        Raises OperatorFailed, SegmentUnreadable, ReplicaDamaged, lmdb.Error, OSError.
+        """
+        match task.work:
+            case Restore():
+                task.restore(until_s)
+            case Run() as run:
+                batch = read_batch(self._storage, task.assigned, run)
+                self._footprint.note(batch.rows.nbytes)
+                with task.states() as states:
+                    outcome = self._runner(task).run(batch, states)
+                task.note_run(outcome.cut_after)
+                return outcome
+            case GoOn():
+                self._footprint.note(None)
+                with task.states() as states:
+                    return self._runner(task).go_on(states)
+            case Advance(reason):
+                self._footprint.note(None)
+                with task.states() as states:
+                    return self._runner(task).advance(states, reason)
+        return None
+
+    def _runner(self, task: StreamTask) -> TaskRunner:
+        return TaskRunner(task.assigned, task.chain(), self._routes)
+
+    def _make_chain(self, sub_topology: int) -> Chain:
+        return Chain(self._topology.sub_topologies[sub_topology], self._on_error)

@@ -1,0 +1,69 @@
+"""Whose turn it is in a slot: rounds of all tasks that have something to do, a commit interval apart.
+
+It knows clocks and intervals. It refuses to know what a task does in its turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from spark_jobs.tasks import StreamTask
+
+ROUND_S: Final = 0.25  # a round that takes longer ends between two tasks: those that are left may have to move
+MAX_PAUSE_S: Final = 0.25
+
+
+class Rounds:
+    """The rounds of one slot. `full_batch`: offsets of one input at which a batch is full and does not wait."""
+
+    def __init__(self, interval_s: float, full_batch: int) -> None:
+        self._interval_s, self._full_batch = interval_s, full_batch
+        self._start_s = time.monotonic() - interval_s
+        self._has_full_batch = self._is_cut_short = False
+
+    def turns(self, tasks: Collection[StreamTask]) -> Iterator[StreamTask]:
+        """The tasks to run now, those first that have waited longest; it ends early when that takes ROUND_S."""
+        in_turn = sorted(self._in_turn(tasks), key=lambda task: task.ran_s)
+        self._is_cut_short = False
+        since_s = time.monotonic()
+        for number, task in enumerate(in_turn):
+            if number and time.monotonic() - since_s > ROUND_S:
+                self._is_cut_short = True  # the rest has waited for its round already
+                return
+            task.ran_s = time.monotonic()
+            yield task
+
+    def pause_s(self, tasks: Collection[StreamTask]) -> float:
+        """What is left of the commit interval, none while a full batch or the rest of a round waits; until anything may
+        run at all.
+        """
+        if self._has_full_batch or self._is_cut_short:
+            return 0.0
+        now_s = time.monotonic()
+        due = [task for task in tasks if task.is_due]
+        waits_s = [MAX_PAUSE_S if task.has_failed else task.failures.not_before_s - now_s for task in due]
+        return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
+
+    def _in_turn(self, tasks: Collection[StreamTask]) -> list[StreamTask]:
+        """All that have something to do when a round begins. One that was cut short goes on with those that it has not
+        run yet; who may not wait is always among them.
+        """
+        ready = [task for task in tasks if task.is_due and task.is_ready]
+        self._has_full_batch = any(self._may_not_wait(task) for task in ready)
+        has_interval_left = self._interval_left_s() > 0
+        if self._is_cut_short and has_interval_left:
+            return [task for task in ready if task.ran_s < self._start_s or self._may_not_wait(task)]
+        if not ready or (has_interval_left and not self._has_full_batch):
+            return []
+        self._start_s = time.monotonic()
+        return ready
+
+    def _interval_left_s(self) -> float:
+        return self._start_s + self._interval_s - time.monotonic()
+
+    def _may_not_wait(self, task: StreamTask) -> bool:
+        """Whether a commit interval would only keep back what is there already."""
+        is_full = any(each.end - each.start >= self._full_batch for each in task.assigned.work)
+        return task.has_backlog or task.most is not None or is_full

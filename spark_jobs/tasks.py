@@ -1,0 +1,111 @@
+"""An active task as its slot holds it: what was assigned, its replicas, its backlog, its failures.
+
+It knows how these hang together. It refuses to know when the task's turn is (`rounds`), what its work does (`work`) and
+how a replica follows its changelog (`follow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from service.protocol import AssignedTask, HeldTask, StoreRef
+from service.storage.replica import Replica
+from service.streams.records import StateReader
+from service.streams.topology.chain import Chain
+from spark_jobs.failures import TASK_PAUSES_S, Failures
+from spark_jobs.follow import Follower, follow_all
+from spark_jobs.work import Work, most_after, next_work
+
+HAND_OVER_PAUSE_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class StreamTask:
+    """A task that the slot owns. `chain` answers its operators; it may fail where the executor lacks one."""
+
+    assigned: AssignedTask
+    replicas: Mapping[str, Follower[Replica]]  # by store name
+    chain: Callable[[], Chain]
+    failures: Failures = field(default_factory=lambda: Failures(TASK_PAUSES_S))
+    has_failed: bool = False  # for good: its job fails
+    has_backlog: bool = False  # its operators have more to give of what they have read, before it reads on
+    most: int | None = None  # records to read at once, since a batch was cut
+    ran_s: float = 0.0
+
+    def assign(self, assigned: AssignedTask) -> None:
+        """Take over what the catalog says of it now."""
+        self.assigned = assigned
+        for store, replica in self.replicas.items():
+            replica.end = assigned.changelogs[store]
+
+    @property
+    def work(self) -> Work | None:
+        """What it does next."""
+        return next_work(self.assigned, is_restored=self.is_restored, has_backlog=self.has_backlog, most=self.most)
+
+    @property
+    def is_restored(self) -> bool:
+        return not any(replica.is_behind for replica in self.replicas.values())
+
+    @property
+    def lag(self) -> int:
+        """Changes that its replicas have still to replay."""
+        return sum(max(0, replica.end - replica.position) for replica in self.replicas.values())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has something to do, once it is restored."""
+        return self.assigned.is_due or self.has_backlog
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is to be left alone for now."""
+        return self.has_failed or self.failures.is_waiting
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_restored and not self.is_waiting
+
+    def held(self, stores: Mapping[str, StoreRef]) -> HeldTask:
+        """How it stands, for the catalog."""
+        open_at = {stores[name].id: at.position for name, at in self.replicas.items() if at.is_open}
+        return HeldTask(self.assigned.task, self.assigned.epoch, applied=open_at, has_backlog=self.has_backlog)
+
+    def open(self) -> None:
+        """Open its replicas; what was kept may be all that it needs."""
+        for replica in self.replicas.values():
+            if not replica.open():
+                self.failures.pause(HAND_OVER_PAUSE_S)  # its former owner gives it up just now
+                return
+        self.note_backlog()
+
+    def restore(self, until_s: float) -> None:
+        """Bring its open replicas nearer to the ends of their changelogs, until that moment (monotonic)."""
+        follow_all(self.replicas.values(), until_s)
+        self.note_backlog()
+
+    def note_backlog(self) -> None:
+        """Ask its operators whether they have more to give; they answer once the replicas are at the end."""
+        if self.is_restored:
+            with self.states() as states:
+                self.has_backlog = self.chain().has_backlog(states)
+
+    def note_run(self, cut_after: int | None) -> None:
+        """A batch was run, and cut behind so many records (None: not at all)."""
+        self.most = most_after(self.most, self.assigned.work, cut_after)
+
+    @contextmanager
+    def states(self) -> Iterator[dict[str, StateReader]]:
+        """Consistent views of its replicas, by store."""
+        with ExitStack() as views:
+            yield {name: views.enter_context(at.copy.reader()) for name, at in self.replicas.items()}
+
+    def close(self) -> None:
+        """Close its replicas; what they hold is kept."""
+        self.has_backlog = False
+        with ExitStack() as closing:
+            for replica in self.replicas.values():
+                closing.callback(replica.close)

@@ -1,0 +1,287 @@
+"""What a task does next, and what comes of it: records → operators → segments and the commit that publishes them.
+
+It knows the kinds of work and which one is next, how ranges of inputs become a batch, how outputs are cut by
+partition, and what a commit says. It refuses to know Spark, the API and where replicas live: state comes in as readers,
+so any work can be done and tested anywhere.
+
+Restore   the replicas are behind their changelogs: nothing else is possible
+GoOn      operators still have output of what they have read: it comes before anything new
+Run       records to read, a range an input
+Advance   close what is open without a record: move stream time
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from service.protocol import (
+    Advanced,
+    AdvanceReason,
+    AssignedTask,
+    Counters,
+    InputRange,
+    Measured,
+    Move,
+    Spread,
+    StoreRef,
+    StreamRef,
+    TaskCommit,
+)
+from service.storage.segments import EncodedSegment, Storage, encode_segment, part_of
+from service.streams import clock
+from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread, batch_of
+from service.streams.measures import spread
+from service.streams.partitioner import sink_partition_of
+from service.streams.records import StateReader
+from service.streams.topology.chain import Chain, ChainResult
+from service.streams.topology.dropped import counted, kept
+
+MAX_BATCH_BYTES: Final = 192 << 20  # of decoded records: what a slot holds at once, however many were asked for
+LEAST_AFTER_CUT: Final = 1000  # records that are read where a batch was cut to less
+
+States = Mapping[str, StateReader]
+
+# ---------------------------------------------------------------- what is next
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Bring the replicas to the ends of their changelogs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Let operators give more of what they were given, where that was too much for one commit; inputs stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the operators over ranges of inputs, at most one an input, in the order of the inputs."""
+
+    ranges: Sequence[InputRange]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Close what is open in the stores; inputs stay."""
+
+    reason: AdvanceReason
+
+
+Work = Restore | GoOn | Run | Advance
+
+
+def next_work(assigned: AssignedTask, *, is_restored: bool, has_backlog: bool, most: int | None) -> Work | None:
+    """What a task does next; None: nothing. `most`: records to read at once, an input (None: as many as assigned)."""
+    if not is_restored:
+        return Restore()
+    if has_backlog:
+        return GoOn()
+    if assigned.work:
+        return Run(assigned.work if most is None else [at_most(each, most) for each in assigned.work])
+    return None if assigned.advance is None else Advance(assigned.advance)
+
+
+def at_most(given: InputRange, offsets: int) -> InputRange:
+    """The beginning of a range: no more than so many offsets."""
+    end = min(given.end, given.start + offsets)
+    return msgspec.structs.replace(given, end=end, chunks=[each for each in given.chunks if each.first_offset < end])
+
+
+def most_after(most: int | None, assigned: Sequence[InputRange], cut_after: int | None) -> int | None:
+    """How much to read at once after a run of assigned ranges that was cut behind `cut_after` records (None: it was
+    taken whole).
+
+    After a cut not much more than was taken, as the rest would be read in vain; then more and more again.
+    """
+    if cut_after is not None:
+        return max(2 * cut_after, LEAST_AFTER_CUT)
+    if most is None or all(each.end - each.start <= most for each in assigned):
+        return None
+    return 4 * most
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
+    """The records of the ranges in the order in which they run, or as much of their beginnings as memory allows.
+
+    Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
+    """
+    heads = zip(_inputs(assigned), assigned.inputs, strict=True)
+    unread = [Unread(each, Position(head.position, head.frontier), head.position, []) for each, head in heads]
+    for given in run.ranges:
+        parts, end = _read_range(storage, given, MAX_BATCH_BYTES // len(run.ranges))
+        unread[given.input] = replace(unread[given.input], end=end, parts=parts)
+    return batch_of(unread, assigned.skips)
+
+
+def _read_range(storage: Storage, given: InputRange, max_bytes: int) -> tuple[list[Part], int]:
+    """The records of a range, and the offset where they end: at least one chunk, then as long as memory allows."""
+    parts: list[Part] = []
+    end, size = given.start, 0
+    for chunk in given.chunks:
+        if size >= max_bytes:
+            return parts, end
+        part = part_of(chunk, storage.read_chunk(chunk), given.start, given.end)
+        parts.append(part)
+        end, size = min(chunk.end_offset, given.end), size + part.records.nbytes
+    return parts, given.end
+
+
+def _inputs(assigned: AssignedTask) -> list[Input]:
+    return [Input(head.stream_id, head.partition) for head in assigned.inputs]
+
+
+# ---------------------------------------------------------------- doing
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Where results of a job go: sinks by stream name, changelogs by store name."""
+
+    streams: Mapping[str, StreamRef]
+    stores: Mapping[str, StoreRef]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a piece of work gave, before anybody sees it.
+
+    `commit` is complete but for `segments`, which are to be written first. `changelogs`: store name → the number of
+    its chunk among all chunks of the segments. `cut_after`: so many records were taken of a batch that was cut, and the
+    rest of it is to run right behind them.
+    """
+
+    commit: TaskCommit
+    segments: list[EncodedSegment] = field(default_factory=list)
+    changelogs: Mapping[str, int] = field(default_factory=dict)
+    cut_after: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is to be written, in memory."""
+        return sum(batch.nbytes for segment in self.segments for batch in segment.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRunner:
+    """The operators of one task and where their results go."""
+
+    assigned: AssignedTask
+    chain: Chain
+    routes: Routes
+
+    def run(self, batch: Batch, states: States) -> Outcome:
+        """Run the operators over a batch, against the state as of its first record.
+
+        Where it is too much at once it is the beginning of the batch. Raises OperatorFailed with the record.
+        """
+        started_s = time.perf_counter()
+        result = self.chain.run(batch, states)
+        moves = [
+            Move(number, start.offset, position.offset, position.frontier)
+            for number, (start, position) in enumerate(zip(batch.starts, batch.positions(result.taken), strict=True))
+            if position.offset > start.offset
+        ]
+        outcome = self._outcome(result, started_s, positions=moves)
+        return replace(outcome, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
+
+    def go_on(self, states: States) -> Outcome:
+        """A part of what operators have still to give of what they were given before. Raises OperatorFailed."""
+        started_s = time.perf_counter()
+        return self._outcome(self.chain.go_on(states, self._no_rows()), started_s)
+
+    def advance(self, states: States, reason: AdvanceReason) -> Outcome:
+        """Move stream time to the lowest time that closes what is open in the stores.
+
+        What this sends down the chain may be open there: the task is done when nothing is found to be.
+        """
+        started_s = time.perf_counter()
+        to = self.chain.horizon(states)
+        if to is None:
+            return Outcome(self._commit(clock.NOT_STARTED, advance=Advanced(None, reason)))
+        result = self.chain.advance(to, states, reason, self._no_rows())
+        return self._outcome(result, started_s, advance=Advanced(to, reason))
+
+    def _no_rows(self) -> Origins:
+        """Of no rows: what waits in stores says where in the task's inputs it comes from."""
+        return Origins.none(_inputs(self.assigned), self.assigned.skips)
+
+    def _outcome(
+        self,
+        result: ChainResult,
+        started_s: float,
+        *,
+        positions: Sequence[Move] = (),
+        advance: Advanced | None = None,
+    ) -> Outcome:
+        """The operators' results as a segment and a commit."""
+        outputs = list(self._outputs(result))
+        partition, stores = self.assigned.partition, self.routes.stores
+        pieces = outputs + [(stores[name].changelog, partition, batch) for name, batch in result.changes.items()]
+        if self.chain.dropped is not None and result.dropped:
+            pieces.append((self.routes.streams[self.chain.dropped].id, partition, kept(result.dropped, result.origins)))
+        segments = [encode_segment(pieces)] if pieces else []
+        counters: Counters = {
+            "records_in": result.taken,
+            "records_out": sum(records.num_rows for _, _, records in outputs),
+            "dropped": counted(result.dropped),
+            "batch_us": cast("Spread", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
+            "operators": cast("dict[str, Measured]", result.measures),
+        }
+        if advance is not None:
+            counters["advances"] = {advance.reason: 1}
+        commit = self._commit(result.stream_time, positions=positions, advance=advance, counters=counters)
+        return Outcome(commit, segments, {name: len(outputs) + n for n, name in enumerate(result.changes)})
+
+    def _commit(
+        self,
+        stream_time: int,
+        *,
+        positions: Sequence[Move] = (),
+        advance: Advanced | None = None,
+        counters: Counters | None = None,
+    ) -> TaskCommit:
+        return TaskCommit(
+            commit_id=uuid.uuid4().hex,
+            task=self.assigned.task,
+            epoch=self.assigned.epoch,
+            version=self.assigned.version,
+            positions=list(positions),
+            advance=advance,
+            counters=counters or {},
+            stream_time=stream_time,
+        )
+
+    def _outputs(self, result: ChainResult) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        """(stream id, partition, records) of every sink, in the order in which they were forwarded."""
+        for name, records in result.outputs:
+            sink = self.routes.streams[name]
+            for target, part in _by_partition(records, sink.partitions, self.assigned.partition):
+                yield sink.id, target, part
+
+
+def _by_partition(records: pa.RecordBatch, count: int, own: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Records by sink partition. Where all of them go to one, as they do with unchanged keys, nothing is copied."""
+    if not records.num_rows:
+        return
+    targets = sink_partition_of(records.column("key"), count, own)
+    sizes = np.bincount(targets, minlength=count)
+    used = np.flatnonzero(sizes)
+    if len(used) == 1:
+        yield int(used[0]), records
+        return
+    rows = np.argsort(targets.astype(np.uint16) if count <= 1 << 16 else targets, kind="stable")  # radix: linear
+    ends = np.cumsum(sizes)
+    for target in used.tolist():
+        yield target, records.take(pa.array(rows[ends[target] - sizes[target] : ends[target]]))

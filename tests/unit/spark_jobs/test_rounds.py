@@ -1,0 +1,113 @@
+"""Whose turn it is: an interval apart, nobody starves, and what may not wait does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.protocol import AssignedTask, InputRange
+from spark_jobs import rounds
+from spark_jobs.rounds import MAX_PAUSE_S, Rounds
+from spark_jobs.tasks import StreamTask
+
+FULL = 100
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(rounds, "time", made)
+    return made
+
+
+def no_chain() -> Any:
+    raise AssertionError("nothing is run here")
+
+
+def task(name: str, records: int = 1) -> StreamTask:
+    """A task with so many records to read."""
+    work = [InputRange(0, 0, records, [])] if records else []
+    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, work=work), {}, no_chain)
+
+
+def names(given: Rounds, tasks: list[StreamTask]) -> list[str]:
+    return [task.assigned.name for task in given.turns(tasks)]
+
+
+def test_the_first_round_begins_at_once_and_the_next_an_interval_later(clock: Clock) -> None:
+    given, tasks = Rounds(0.1, FULL), [task("a")]
+    assert given.pause_s(tasks) == 0.0
+    assert names(given, tasks) == ["a"]
+    assert names(given, tasks) == []
+    assert given.pause_s(tasks) == pytest.approx(0.1)
+    clock.now_s += 0.11
+    assert names(given, tasks) == ["a"]
+
+
+def test_who_has_nothing_to_do_has_no_turn(clock: Clock) -> None:
+    given = Rounds(0.1, FULL)
+    assert names(given, [task("idle", 0), task("due")]) == ["due"]
+
+
+def test_without_anything_to_do_no_interval_begins(clock: Clock) -> None:
+    given = Rounds(60.0, FULL)
+    assert names(given, [task("idle", 0)]) == []
+    assert names(given, [task("due")]) == ["due"]
+
+
+def test_a_full_batch_does_not_wait_and_takes_the_others_along(clock: Clock) -> None:
+    given, tasks = Rounds(60.0, FULL), [task("full", FULL), task("other")]
+    assert names(given, tasks) == ["full", "other"]
+    assert given.pause_s(tasks) == 0.0
+    assert names(given, tasks) == ["full", "other"]
+
+
+@pytest.mark.parametrize("change", [{"has_backlog": True}, {"most": 10}])
+def test_what_was_cut_does_not_wait(clock: Clock, change: dict[str, Any]) -> None:
+    given, one = Rounds(60.0, FULL), task("a")
+    assert names(given, [one]) == ["a"]
+    for name, value in change.items():
+        setattr(one, name, value)
+    assert names(given, [one]) == ["a"]
+
+
+def test_a_long_round_ends_between_two_tasks_and_the_rest_goes_on_without_a_pause(clock: Clock) -> None:
+    given, tasks = Rounds(60.0, FULL), [task("a"), task("b"), task("c")]
+    ran = []
+    for each in given.turns(tasks):
+        ran.append(each.assigned.name)
+        clock.now_s += 0.2
+    assert ran == ["a", "b"]
+    assert given.pause_s(tasks) == 0.0
+    assert names(given, tasks) == ["c"]
+    assert names(given, tasks) == []
+
+
+def test_who_has_waited_longest_comes_first(clock: Clock) -> None:
+    given, tasks = Rounds(0.0, FULL), [task("a"), task("b")]
+    for each in given.turns(tasks):
+        clock.now_s += 0.5
+        assert each.assigned.name == "a"
+    for each in given.turns(tasks):
+        clock.now_s += 0.5
+        assert each.assigned.name == "b"
+
+
+def test_a_task_that_failed_is_left_alone_until_it_may_be_tried_again(clock: Clock) -> None:
+    given, one = Rounds(0.0, FULL), task("a")
+    one.failures.not_before_s = clock.now_s + 0.1
+    assert given.pause_s([one]) == pytest.approx(0.1)
+    one.has_failed = True
+    assert names(given, [one]) == []
+    assert given.pause_s([one]) == MAX_PAUSE_S

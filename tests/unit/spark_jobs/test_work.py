@@ -1,0 +1,406 @@
+"""The work of a task, without Spark, API or catalog: what is next, read, sent where, committed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
+from service.storage.segments import Storage, encode_segment, open_storage, path_of
+from service.streams import clock, inputs
+from service.streams.errors import ExpressionFailed, SegmentDamaged
+from service.streams.inputs import Batch, Input, Part, Position, Unread
+from service.streams.partitioner import murmur2
+from service.streams.records import OFFSET_FIELD, Chunk, Published, as_records
+from service.streams.topology import graph
+from service.streams.topology.chain import Chain
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
+from spark_jobs import commits, work
+from spark_jobs.client import Json
+from spark_jobs.commits import SegmentWriter
+from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
+from tests.task import DictState, rows_of, shown
+
+ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1000}
+CLOSING = {
+    "op": "aggregate",
+    "name": "closing",
+    "window": {"type": "tumbling", "size_ms": 10, "grace_ms": 0},
+    "aggregates": {"n": {"fn": "count"}},
+    "emit": "on_window_close",
+}
+KEYS = [f"user-{i}" for i in range(40)]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+def record(key: str | None, timestamp: int = 0, value: Any = 1) -> Json:
+    return {"key": key, "value": value, "timestamp": timestamp}
+
+
+def write(storage: Storage, first_offset: int, records: Sequence[Json]) -> Chunk:
+    """A published chunk of a source stream."""
+    return _published(storage, first_offset, first_offset + len(records), as_records(rows_of(records)))
+
+
+def write_sparse(storage: Storage, end: int, records: dict[int, Json]) -> Chunk:
+    """A published chunk whose records lie at these offsets."""
+    batch = as_records(rows_of(list(records.values())))
+    columns = [*batch.columns, pa.array(list(records), pa.int64())]
+    stored = pa.RecordBatch.from_arrays(columns, schema=batch.schema.append(OFFSET_FIELD))
+    return _published(storage, min(records), end, stored)
+
+
+def _published(storage: Storage, first_offset: int, end: int, batch: pa.RecordBatch) -> Chunk:
+    segment = encode_segment([("clicks", 0, batch)])
+    segment_id = uuid.uuid4().hex
+    storage.write(path_of(segment_id), segment)
+    meta = segment.chunks[0]
+    place = (meta.byte_offset, meta.byte_length, meta.crc32)
+    return Chunk(path_of(segment_id), segment_id, 0, *place, first_offset, end, meta.records, meta.is_sparse)
+
+
+def given(start: int, end: int, *chunks: Chunk) -> Run:
+    return Run([InputRange(0, start, end, list(chunks))])
+
+
+def read(storage: Storage, run: Run, *skips: tuple[int, int]) -> Batch:
+    """Of a task whose inputs are `clicks`, which is read, and another one, which is not."""
+    heads = [InputHead("clicks", 0, run.ranges[0].start, 99), InputHead("others", 0, 5, 5)]
+    return read_batch(storage, AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=list(skips)), run)
+
+
+def assigned(partition: int = 0, **fields: Any) -> AssignedTask:
+    """Task `0_<partition>`."""
+    heads = [InputHead("clicks", partition, 10, 20)]
+    return AssignedTask("task-1", f"0_{partition}", 0, partition, 7, 3, inputs=heads, **fields)
+
+
+def compiled(operators: Sequence[Json], partitions: int = 1, **spec: Any) -> Topology:
+    parsed = JobSpec.parse({"name": "job", "source": "in", "sink": "out", "operators": list(operators), **spec})
+    return graph.compile(parsed, {"in": partitions})
+
+
+def runner(topology: Topology, partition: int = 0, out: int = 1) -> TaskRunner:
+    """Of the job's first sub-topology, whose sink has `out` partitions."""
+    stores = {store.name: StoreRef(f"{store.name}-id", f"{store.name}-changelog-id") for store in topology.stores()}
+    routes = Routes({"out": StreamRef("out-id", out)}, stores)
+    return TaskRunner(assigned(partition), Chain(topology.sub_topologies[0], "fail"), routes)
+
+
+def run(
+    batch: Batch, operators: Sequence[Json] = (ONCE,), *, partition: int = 0, out: int = 1
+) -> tuple[Outcome, DictState]:
+    """Run a batch on task `0_<partition>`."""
+    topology, state = compiled(operators, partition + 1), DictState()
+    states = {store.name: state for store in topology.stores()}
+    return runner(topology, partition, out).run(batch, states), state
+
+
+def clicks(records: Sequence[Json], start: int) -> Batch:
+    """Records of `clicks` from an offset on."""
+    part = Part(as_records(rows_of(records)), start)
+    return inputs.batch_of([Unread(Input("clicks", 0), Position(start), start + len(records), [part])])
+
+
+def batch(*records: Json) -> Batch:
+    return clicks(records, 10)
+
+
+def written(outcome: Outcome) -> list[tuple[str, int, pa.RecordBatch]]:
+    """(stream id, partition, batch) of all that is to be written."""
+    return [
+        (meta.stream_id, meta.partition, records)
+        for segment in outcome.segments
+        for meta, records in zip(segment.chunks, segment.batches, strict=True)
+    ]
+
+
+def pieces(outcome: Outcome, stream: str) -> dict[int, list[str | None]]:
+    """Keys by partition of what is written for a stream."""
+    return {
+        partition: [row["key"] for row in shown(records)]
+        for stream_id, partition, records in written(outcome)
+        if stream_id == stream
+    }
+
+
+def offsets(found: Batch) -> list[int]:
+    listed: list[int] = found.origins.words(found.rows.column("ordinal").to_numpy()).tolist()
+    return listed
+
+
+# ---------------------------------------------------------------- what is next
+
+RANGE = InputRange(0, 10, 20, [])
+READY = {"is_restored": True, "has_backlog": False, "most": None}
+
+
+def test_nothing_is_done_before_the_replicas_are_restored() -> None:
+    found = next_work(assigned(work=[RANGE]), is_restored=False, has_backlog=True, most=None)
+    assert found == Restore()
+
+
+def test_what_operators_have_still_to_give_comes_before_what_is_to_be_read() -> None:
+    assert next_work(assigned(work=[RANGE]), is_restored=True, has_backlog=True, most=None) == GoOn()
+
+
+def test_what_was_assigned_is_run() -> None:
+    assert next_work(assigned(work=[RANGE]), **READY) == Run([RANGE])
+
+
+def test_time_is_advanced_where_nothing_is_to_be_read() -> None:
+    assert next_work(assigned(advance="idle"), **READY) == Advance("idle")
+    assert next_work(assigned(), **READY) is None
+
+
+def test_after_a_cut_little_is_read_and_then_more_and_more_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "LEAST_AFTER_CUT", 4)
+    much = [InputRange(0, 0, 100, [])]
+    assert work.most_after(None, much, None) is None
+    assert work.most_after(None, much, 1) == 4
+    assert work.most_after(4, much, 3) == 6
+    assert work.most_after(6, much, None) == 24
+    assert work.most_after(100, much, None) is None
+
+
+def test_no_chunk_is_read_that_lies_behind_the_limit(storage: Storage) -> None:
+    chunks = [write(storage, 0, [record("a")]), write(storage, 1, [record("b")])]
+    task = assigned(work=[InputRange(0, 0, 2, chunks)])
+    found = next_work(task, is_restored=True, has_backlog=False, most=1)
+    assert found == given(0, 1, chunks[0])
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_records_carry_the_offsets_of_their_chunk(storage: Storage) -> None:
+    chunk = write(storage, 100, [record("a"), record("b"), record("c")])
+    assert offsets(read(storage, given(100, 103, chunk))) == [100, 101, 102]
+
+
+def test_a_range_may_begin_and_end_inside_chunks(storage: Storage) -> None:
+    first = write(storage, 0, [record(key) for key in "abcd"])
+    second = write(storage, 4, [record(key) for key in "efgh"])
+    found = read(storage, given(2, 6, first, second))
+    assert offsets(found) == [2, 3, 4, 5]
+    assert [row["key"] for row in shown(found.rows)] == ["c", "d", "e", "f"]
+    assert (found.starts[0].offset, found.ends) == (2, [6, 5])
+
+
+def test_a_gap_between_chunks_is_passed(storage: Storage) -> None:
+    found = read(storage, given(0, 12, write(storage, 0, [record("a")]), write(storage, 10, [record("b")])))
+    assert offsets(found) == [0, 10]
+    assert (found.starts[0].offset, found.ends) == (0, [12, 5])
+
+
+def test_records_of_a_sparse_chunk_carry_the_offsets_that_it_holds(storage: Storage) -> None:
+    chunk = write_sparse(storage, 20, {3: record("a"), 7: record("b"), 15: record("c")})
+    found = read(storage, given(4, 20, chunk))
+    assert offsets(found) == [7, 15]
+    assert (found.starts[0].offset, found.ends) == (4, [20, 5])
+
+
+def test_skipped_offsets_are_left_out_and_passed(storage: Storage) -> None:
+    chunk = write(storage, 0, [record(key) for key in "abcd"])
+    found = read(storage, given(0, 4, chunk), (0, 1), (0, 3), (0, 99), (1, 2))
+    assert offsets(found) == [0, 2]
+    assert (found.starts[0].offset, found.ends) == (0, [4, 5])
+
+
+def test_a_batch_that_is_skipped_as_a_whole_still_moves_the_position(storage: Storage) -> None:
+    outcome, _ = run(read(storage, given(0, 1, write(storage, 0, [record("a")])), (0, 0)))
+    assert outcome.segments == []
+    assert outcome.commit.positions == [Move(0, 0, 1, clock.NOT_STARTED)]
+
+
+def test_several_inputs_are_one_batch_in_the_order_of_their_times_and_each_moves(storage: Storage) -> None:
+    first = InputRange(0, 0, 2, [write(storage, 0, [record("a", 1), record("c", 3)])])
+    second = InputRange(1, 5, 7, [write(storage, 5, [record("b", 2), record("d", 4)])])
+    heads = [InputHead("clicks", 0, 0, 2), InputHead("others", 0, 5, 7)]
+    task = AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=[(1, 6)])
+    found = read_batch(storage, task, Run([first, second]))
+    assert [row["key"] for row in shown(found.rows)] == ["a", "b", "c"]
+    outcome, _ = run(found)
+    assert outcome.commit.positions == [Move(0, 0, 2, 3), Move(1, 5, 7, 2)]
+
+
+def test_memory_bounds_a_batch_before_its_record_count_does(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "MAX_BATCH_BYTES", 1)
+    first, second = write(storage, 0, [record("a")]), write(storage, 1, [record("b")])
+    found = read(storage, given(0, 2, first, second))
+    assert offsets(found) == [0]
+    assert (found.starts[0].offset, found.ends) == (0, [1, 5])
+
+
+def test_a_torn_segment_is_named(storage: Storage, tmp_path: Path) -> None:
+    chunk = write(storage, 0, [record("a")])
+    file = tmp_path / chunk.path
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(SegmentDamaged, match=chunk.segment):
+        read(storage, given(0, 1, chunk))
+
+
+# ---------------------------------------------------------------- running
+
+
+def test_outputs_go_to_the_partition_that_kafka_would_choose() -> None:
+    outcome, _ = run(batch(*map(record, KEYS)), operators=(), out=5)
+    found = pieces(outcome, "out-id")
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    for partition, keys in found.items():
+        assert keys == [key for key in KEYS if (murmur2(key.encode()) & 0x7FFFFFFF) % 5 == partition]
+
+
+def test_null_keys_stay_with_their_task() -> None:
+    outcome, _ = run(batch(record(None), record(None)), operators=(), partition=3, out=2)
+    assert pieces(outcome, "out-id") == {1: [None, None]}
+
+
+def test_order_is_kept_within_a_partition() -> None:
+    outcome, _ = run(batch(*(record("same", i, i) for i in range(50))), operators=(), out=3)
+    ((_, _, records),) = written(outcome)
+    assert [row["value"] for row in shown(records)] == list(range(50))
+
+
+def test_records_of_one_partition_are_not_copied() -> None:
+    source = batch(*(record("same", i) for i in range(10)))
+    outcome, _ = run(source, operators=(), out=8)
+    ((_, _, records),) = written(outcome)
+    assert records.column("key").buffers()[2].address == source.rows.column("key").buffers()[2].address
+
+
+def test_the_changelog_is_a_chunk_of_the_same_segment() -> None:
+    outcome, _ = run(batch(record("a", 5), record("b", 6), record("a", 7)), out=1)
+    (segment,) = outcome.segments
+    found = [(meta.stream_id, meta.records) for meta in segment.chunks]
+    assert found == [("out-id", 2), ("job-once-changelog-id", 3)]
+    assert outcome.changelogs == {"job-once": 1}
+
+
+def test_the_state_does_not_move_before_the_commit() -> None:
+    _, state = run(batch(record("a", 5)))
+    assert state == {}
+
+
+def test_duplicates_are_counted_by_operator_and_reason() -> None:
+    outcome, _ = run(batch(record("a", 5), record("a", 6), record("a", 7)))
+    counters = outcome.commit.counters
+    assert (counters["records_in"], counters["records_out"]) == (3, 1)
+    assert counters["dropped"] == {"once": {"duplicate": 2}}
+
+
+def test_a_batch_of_which_nothing_comes_out_writes_no_segment() -> None:
+    outcome, _ = run(batch(record("a")), operators=[{"op": "filter", "where": "false"}])
+    assert outcome.segments == []
+
+
+def test_a_commit_names_epoch_version_and_a_fresh_id() -> None:
+    first, second = run(batch(record("a", 5)))[0].commit, run(batch(record("a", 5)))[0].commit
+    assert (first.task, first.epoch, first.version, first.stream_time) == ("task-1", 7, 3, 5)
+    assert first.commit_id != second.commit_id
+
+
+def test_a_poisoned_record_is_named_by_its_source_offset() -> None:
+    bad = [{"op": "filter", "where": "(value->>'n')::bigint > 0"}]
+    with pytest.raises(ExpressionFailed) as failed:
+        run(batch(record("a", value={"n": 1}), record("b", value={"n": "x"})), operators=bad)
+    assert failed.value.offset == 11
+
+
+def test_the_cut_into_batches_changes_nothing() -> None:
+    records = [record(f"k{i % 7}", i * 90) for i in range(60)]
+    whole = pieces(run(batch(*records))[0], "out-id")[0]
+    topology, state, keys = compiled([ONCE]), DictState(), []
+    task = runner(topology)
+    for start in range(0, 60, 7):
+        outcome = task.run(clicks(records[start : start + 7], start), {"job-once": state})
+        keys += pieces(outcome, "out-id").get(0, [])
+        for stream_id, _, changes in written(outcome):
+            if stream_id == "job-once-changelog-id":
+                state.replay(changes, topology.stores()[0])
+    assert keys == whole
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_time_is_advanced_to_what_closes_everything_and_then_nothing_is_open() -> None:
+    topology, state = compiled([CLOSING]), DictState()
+    task, store = runner(topology), topology.stores()[0]
+    opened = task.run(batch(record("a", 5)), {store.name: state})
+    state.replay(written(opened)[-1][2], store)
+    closed = task.advance({store.name: state}, "idle")
+    assert pieces(closed, "out-id") == {0: ["a"]}
+    assert closed.commit.positions == []
+    assert closed.commit.advance is not None
+    assert (closed.commit.advance.to, closed.commit.advance.reason) == (10, "idle")
+    assert closed.commit.counters["advances"] == {"idle": 1}
+    state.replay(written(closed)[-1][2], store)
+    done = task.advance({store.name: state}, "idle")
+    assert done.segments == []
+    assert done.commit.advance is not None
+    assert done.commit.advance.to is None
+
+
+# ---------------------------------------------------------------- what is committed
+
+
+class Names:
+    """Registers segments, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def register(self, count: int) -> list[tuple[str, str]]:
+        self.asked.append(count)
+        ids = [uuid.uuid4().hex for _ in range(count)]
+        return [(segment_id, path_of(segment_id)) for segment_id in ids]
+
+
+def two_segments() -> Outcome:
+    """An outcome in two segments; the changelog lies in the second."""
+    records = as_records(rows_of([record("a"), record("b")]))
+    segments = [encode_segment([("out-id", 0, records)]), encode_segment([("out-id", 1, records), ("log", 0, records)])]
+    return Outcome(TaskCommit("c", "task-1", 7, 3, []), segments, {"job-once": 2})
+
+
+def test_segments_are_written_before_they_are_committed_and_the_commit_names_them(storage: Storage) -> None:
+    prepared = SegmentWriter(storage, Names().register).prepare(two_segments())
+    assert [len(segment.chunks) for segment in prepared.commit.segments] == [1, 2]
+    assert [segment.id in path for segment, path in zip(prepared.commit.segments, prepared.paths, strict=True)] == [
+        True,
+        True,
+    ]
+
+
+def test_a_committed_changelog_is_found_in_its_segment_at_its_offsets(storage: Storage) -> None:
+    prepared = SegmentWriter(storage, Names().register).prepare(two_segments())
+    published = [Published("out-id", 0, 5, 7), Published("out-id", 1, 8, 10), Published("log", 0, 30, 32)]
+    ((store, chunk),) = prepared.changelog_chunks(published)
+    assert (store, chunk.first_offset, chunk.end_offset, chunk.index) == ("job-once", 30, 32, 1)
+    assert chunk.path == prepared.paths[1]
+    assert storage.read_chunk(chunk).num_rows == 2
+
+
+def test_names_are_registered_ahead(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "NAMES_AT_ONCE", 4)
+    monkeypatch.setattr(commits, "LEAST_NAMES", 3)
+    names = Names()
+    writer = SegmentWriter(storage, names.register)
+    writer.prepare(two_segments())
+    assert names.asked == [4]
+    writer.top_up()
+    assert names.asked == [4, 4]
+    writer.top_up()
+    writer.prepare(two_segments())
+    assert names.asked == [4, 4]
