@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import structlog
+from cachetools import TLRUCache
 from fastapi import Depends
 from fastapi.security import HTTPBearer
 from sqlalchemy.orm import Session
@@ -45,6 +46,16 @@ class Caller:
 NOBODY = Caller("", "anonymous", "admin")  # authentication is off: whoever reaches loopback may do anything
 
 
+class _Known(NamedTuple):
+    caller: Caller
+    until_s: float  # by the monotonic clock, from the moment in which the catalog was asked
+
+
+def _cache() -> TLRUCache[str, _Known]:
+    """Keys by digest until each one's time is over; of too many the one that was used least recently goes."""
+    return TLRUCache(CACHED_KEYS, ttu=lambda _, known, __: known.until_s, timer=time.monotonic)
+
+
 class KeyRing:
     """The keys the catalog holds, remembered for `ttl_ms`; a revocation in this process is seen at once.
 
@@ -55,20 +66,20 @@ class KeyRing:
     def __init__(self, catalog: Catalog, *, ttl_ms: int) -> None:
         self._catalog = catalog
         self._ttl_s = ttl_ms / 1000
-        self._known: dict[str, tuple[Caller, float]] = {}
+        self._known = _cache()
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
         self._lock = threading.Lock()
 
     def at_hand(self, secret: str) -> Caller | None:
         """Whose key this is, if that is remembered."""
         sha256 = keys.digest(secret)
-        caller, until_s = self._known.get(sha256, (None, 0.0))
-        left_s = until_s - time.monotonic()
-        if caller is None or left_s <= 0:
+        try:
+            known = self._known[sha256]  # `get` looks twice
+        except KeyError:
             return None
-        if left_s < self._ttl_s / 2:
+        if known.until_s - time.monotonic() < self._ttl_s / 2:
             self._ask(sha256)
-        return caller
+        return known.caller
 
     async def caller(self, secret: str) -> Caller | None:
         """Whose key this is; None when there is no such key, or no longer."""
@@ -77,7 +88,7 @@ class KeyRing:
     def forget(self) -> None:
         """Ask the catalog again for every key: one was revoked. What it was asked before that counts for nothing."""
         with self._lock:
-            self._known, self._asking = {}, {}
+            self._known, self._asking = _cache(), {}
 
     def _ask(self, sha256: str) -> asyncio.Task[Caller | None]:
         task = self._asking.get(sha256)
@@ -99,10 +110,8 @@ class KeyRing:
                 return
             del self._asking[sha256]
             caller = None if failed else done.result()
-            if len(self._known) >= CACHED_KEYS:
-                self._known.clear()
             if caller is not None:
-                self._known[sha256] = (caller, until_s)
+                self._known[sha256] = _Known(caller, until_s)
             elif not failed:
                 self._known.pop(sha256, None)
 

@@ -6,11 +6,13 @@ It knows wake-ups; it refuses to know what is in a store. Belongs to the event l
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from cachetools import LRUCache, cached
 from starlette.concurrency import run_in_threadpool
 
 from service.catalog.engine import JOBS, Catalog, job_topic, progress_topic, stream_topic
@@ -26,7 +28,7 @@ ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will 
 KNOWN_FOR_S: Final = 1.0  # what the catalog says of a store is used so long, unless something woke
 READ_AHEAD_S: Final = 0.5  # then it is read again behind the back of who asks, so that nobody waits for it
 LEAST_PAUSE_S: Final = 0.02  # between two looks at how far a store is, however much is written
-MAX_FORMS: Final = 1000  # that are kept ready
+MAX_FORMS: Final = 1000  # kept ready: a topology takes milliseconds to read
 
 
 @dataclass(slots=True)
@@ -70,7 +72,6 @@ class KnownStores:
     def __init__(self, catalog: Catalog, hub: Hub) -> None:
         self._catalog, self._hub = catalog, hub
         self._known: dict[str, Known] = {}
-        self._forms: dict[str, Form] = {}
         self._reading: dict[str, asyncio.Task[Known]] = {}
 
     async def get(self, name: str) -> Known:
@@ -122,14 +123,10 @@ class KnownStores:
 
     def _look_up(self, name: str) -> tuple[StoreNow, Form]:
         now = self._catalog.read(store_now, name)
-        form = self._forms.get(now.id)
-        if form is None:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            form = self._forms[now.id] = _form(now)
-        return now, form
+        return now, _form(now)
 
 
+@cached(LRUCache(MAX_FORMS), key=lambda now: now.id, lock=threading.Lock())
 def _form(now: StoreNow) -> Form:
     nodes = Topology.from_json(now.topology).sub_topologies[now.sub_topology].nodes
     return form_of(next(node for node in nodes if node.store is not None and node.store.name == now.name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import lmdb
@@ -72,21 +73,23 @@ class OnDisk:
         self._replicas.close()
 
 
+_names = lru_cache(maxsize=4096)(Names)
+
+
 class InRedis:
     """The view."""
 
     def __init__(self, views: Views) -> None:
         self._views = views
-        self._names: dict[tuple[str, int], Names] = {}
 
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the view."""
         with _readable(ask.partition):
-            return Answer(await self._views.tell(self._names_of(store_id, lineage, ask.partition), ask), "redis")
+            return Answer(await self._views.tell(_names(store_id, ask.partition, lineage), ask), "redis")
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the view."""
-        names = self._names_of(store_id, lineage, partition)
+        names = _names(store_id, partition, lineage)
         with _readable(partition):
             told = await self._views.tell(names, Ask(partition, (), 1, False))
             return ReplicaState(told.position, told.stream_time, *await self._views.size(names))
@@ -94,12 +97,6 @@ class InRedis:
     async def close(self) -> None:
         """Close the connections."""
         await self._views.close()
-
-    def _names_of(self, store_id: str, lineage: str, partition: int) -> Names:
-        names = self._names.get((store_id, partition))
-        if names is None:
-            names = self._names[store_id, partition] = Names(store_id, partition, lineage)
-        return names
 
 
 def sweep_views(url: str, catalog: Catalog) -> int:

@@ -1,13 +1,16 @@
 """Who may do what, over HTTP: 401 without a valid key, 403 with one of the wrong role."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from service.auth import ROLES
+from service import auth
+from service.auth import ROLES, KeyRing
 from service.catalog import keys
+from service.catalog.engine import Catalog
 from tests.serving import Serving, serving
 
 JOB = {"name": "j", "source": "clicks", "sink": "out", "operators": [{"op": "filter", "where": "true"}]}
@@ -167,3 +170,21 @@ def test_without_authentication_everybody_on_loopback_is_an_admin(tmp_path: Path
         answer = httpx.get(f"{running.url}/v1/tokens")
         assert answer.status_code == 200
         assert httpx.get(f"{running.url}/metrics").status_code == 200
+
+
+def test_of_too_many_keys_the_least_recently_used_is_forgotten(
+    migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "CACHED_KEYS", 2)
+    catalog = Catalog(f"sqlite:///{migrated_sqlite}")
+    names = ("first", "second", "third")
+    secrets = [catalog.write(keys.create_key, name=name, role="reader")[1] for name in names]
+
+    async def shown() -> list[str]:
+        ring = KeyRing(catalog, ttl_ms=60_000)
+        for secret in (*secrets[:2], secrets[0], secrets[2]):
+            assert await ring.caller(secret) is not None
+        return [caller.name for secret in secrets if (caller := ring.at_hand(secret)) is not None]
+
+    assert asyncio.run(shown()) == ["first", "third"]
+    catalog.close()
