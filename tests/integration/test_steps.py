@@ -100,7 +100,7 @@ def test_what_one_record_closes_comes_out_commit_by_commit_whoever_dies(world: W
     assert out(world) == simulated(world, [CLOSING], OPENED + JUMP)
     # the last commit is that of a batch, which closes what it opened itself, too
     assert {then - before for before, then in pairwise(sizes[:-1])} == {0, 1}
-    assert sizes[-2] == 9
+    assert sizes[-2] == 10
     assert sizes[-1] == 12
 
 
