@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from service.streams.clock import CloseReason
 from service.streams.inputs import Origins
-from service.streams.operators.closing import CloseReason
 from service.streams.operators.step import Advancing, Rest, Step
 from service.streams.records import StoreSpec
 from tests.task import NOTHING, DictState, Record, batch_of, shown

@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from service.streams import codec, inputs
-from service.streams.expiry import expires_after
+from service.streams import inputs
+from service.streams.clock import CloseReason
 from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread
-from service.streams.operators.closing import CloseReason
+from service.streams.layouts import reserved
+from service.streams.layouts.expiry import expires_after
 from service.streams.records import RECORD_SCHEMA, StoreSpec
 from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Query, read, read_page
@@ -46,8 +47,8 @@ class DictState(dict[bytes, bytes]):
                 del self[key]  # nothing is deleted that is not there
             else:
                 self[key] = value
-        if forget and codec.OBS_KEY in self:
-            obs = codec.unpack_obs(self[codec.OBS_KEY])
+        if forget and reserved.OBS_KEY in self:
+            obs = reserved.unpack_time(self[reserved.OBS_KEY])
             batch = pa.RecordBatch.from_pylist(
                 [{"key": key, "value": value} for key, value in self.items()], schema=changes.schema
             )

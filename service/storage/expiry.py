@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from service.streams.codec import NEVER
-from service.streams.expiry import expires_after, is_timed
+from service.streams.layouts.expiry import NEVER, expires_after, is_timed
 from service.streams.records import CHANGELOG_SCHEMA, StoreSpec
 
 SLICE_KEYS = 1024

@@ -25,7 +25,7 @@ from service.faults import fault_point
 from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
-from service.streams.codec import OBS_KEY, unpack_obs
+from service.streams.layouts.reserved import OBS_KEY, unpack_time
 from service.streams.records import StoreSpec
 
 FORMAT = 1
@@ -166,7 +166,7 @@ class Replica:
         packed_obs = tx.get(OBS_KEY)
         if packed_obs is None:
             return
-        obs = unpack_obs(bytes(packed_obs))
+        obs = unpack_time(bytes(packed_obs))
         bound = expiry.due_before(obs)
         get: Callable[[bytes], Any] = tx.get
         with tx.cursor(db=self._environment.expiry) as lists:

@@ -36,9 +36,9 @@ from redis.exceptions import NoScriptError
 
 from service.storage import expiry
 from service.storage.expiry import as_list
-from service.streams import store_keys
 from service.streams.clock import NOT_STARTED
-from service.streams.codec import OBS_KEY, obs_in, unpack_obs
+from service.streams.layouts import store_keys
+from service.streams.layouts.reserved import OBS_KEY, stream_time_in, unpack_time
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Span, Told
 
@@ -243,7 +243,7 @@ class View:
 
         Not what these changes write: another writer of the same range may have written it when the deletes arrive.
         """
-        obs = obs_in(changes)
+        obs = stream_time_in(changes)
         if obs is None:
             return [], []
         most = 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
@@ -422,7 +422,7 @@ def _told(packed: bytes | None, names: Names) -> Told:
     parts = _unpacked(packed)
     position, packed_obs = next(parts), next(parts)
     found = [[(next(parts), next(parts)) for _ in range(int(count))] for count in parts]
-    return Told(int(position), unpack_obs(packed_obs) if packed_obs else NOT_STARTED, found)
+    return Told(int(position), unpack_time(packed_obs) if packed_obs else NOT_STARTED, found)
 
 
 def _slices(changes: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:

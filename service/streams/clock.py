@@ -6,9 +6,12 @@ An operator's `obs` is the highest timestamp of the records that reached it (sem
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
+CloseReason = Literal["stream_time", "idle", "flush"]  # why time moved so far that something closes
 NOT_STARTED = -1  # stream time before the first record
 
 

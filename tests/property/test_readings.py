@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams import codec, store_keys
-from service.streams.entries import NO_END, NO_TIME, Sessions
+from service.streams.layouts import reserved, store_keys
+from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import reading
@@ -60,7 +60,7 @@ def packed(entries: list[One]) -> bytes:
 
 def stored(entries: set[One], hot: int, partitions: int, stream_time: int) -> dict[int, Snapshot]:
     """Partitions as dictionaries; the last `hot` sessions of each key are packed."""
-    found = {p: Snapshot({codec.OBS_KEY: codec.pack_obs(stream_time)}) for p in range(partitions)}
+    found = {p: Snapshot({reserved.OBS_KEY: reserved.pack_time(stream_time)}) for p in range(partitions)}
     groups: dict[tuple[int, bytes], list[One]] = {}
     for one in sorted(entries):
         groups.setdefault((one.partition, one.key), []).append(one)

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams import buffers
 from service.streams.errors import SuppressionFull
+from service.streams.layouts import buffers, reserved
 from service.streams.operators.distinct import Distinct, DistinctSpec
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream
@@ -64,7 +64,7 @@ def test_suppress_equals_the_oracle_however_it_is_cut(case, sizes):
     assert not is_full
     assert out == reference
     held = [len(oracle.buffer), oracle.bytes()]
-    assert buffers.unpack_totals(machine.state.get(buffers.TOTALS_KEY)).tolist() == held
+    assert buffers.unpack_totals(machine.state.get(reserved.TOTALS_KEY)).tolist() == held
 
 
 @given(suppressed(), strategies.batch_sizes)

@@ -13,19 +13,21 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams import store_keys
+from service.streams.clock import CloseReason
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
+from service.streams.layouts.changelog import changelog_of
+from service.streams.layouts.reserved import stream_time
 from service.streams.operators.aggregates import Aggregates, State, taken
 from service.streams.operators.aggregators import aggregator_named, has_merger
-from service.streams.operators.closing import CloseReason, say_why
+from service.streams.operators.closing import say_why
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
 from service.streams.operators.functions import Events, FunctionSpec
 from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
 from service.streams.operators.map_values import FieldName
 from service.streams.operators.step import Evaluated, OnError, Rest, Step, TooMany, evaluate_for
 from service.streams.operators.windows import (
@@ -233,7 +235,7 @@ class Aggregate:
         late = self._late(rows, gathered, by_records)
         return Step(
             forward,
-            store_keys.changelog(changes, move.to if move.to != keyed.before else None),
+            changelog_of(changes, move.to if move.to != keyed.before else None),
             [*dropped, *keyed.dropped, *late],
             keyed.lateness,
         )

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from service.streams.entries import Column, EntryCodec
 from service.streams.errors import IntegerOverflow
 from service.streams.expressions import Expression
 from service.streams.kernels import fold
+from service.streams.layouts.entries import Column, EntryCodec
 from service.streams.operators import functions, json_form
 from service.streams.operators.fields import admitted
 from service.streams.operators.functions import (

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import buffers, store_keys
 from service.streams.inputs import NO_CAUSE
 from service.streams.kernels import buffer as kernel
+from service.streams.layouts import buffers, reserved, store_keys
+from service.streams.layouts.changelog import changelog_of
 from service.streams.measures import Reading, spread
 from service.streams.operators.keyed import Keyed
 from service.streams.records import StateReader, as_records, as_task_rows
@@ -190,8 +191,8 @@ class Flow:
         parts = [self._changed_entries(keyed.rows), self._changed_index()]
         if (self.totals != self.stored_totals).any():
             packed = buffers.pack_totals(self.totals)
-            parts.append((pa.array([buffers.TOTALS_KEY], pa.binary()), pa.array([packed], pa.binary())))
-        return store_keys.changelog(parts, now if now != keyed.before else None)
+            parts.append((pa.array([reserved.TOTALS_KEY], pa.binary()), pa.array([packed], pa.binary())))
+        return changelog_of(parts, now if now != keyed.before else None)
 
     def _changed_entries(self, rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         is_buffered = self.times != kernel.ABSENT
@@ -221,7 +222,7 @@ def load(
     and, if that is all of them, `beyond` more.
     """
     cut, end = store_keys.index_bound(last_due + 1), store_keys.index_bound(1 << 63)
-    totals = buffers.unpack_totals(state.get(buffers.TOTALS_KEY))
+    totals = buffers.unpack_totals(state.get(reserved.TOTALS_KEY))
     heads, is_short = _heads(state, cut, at_once, totals)
     more = state.scan(cut, end, limit=beyond) if beyond and not is_short else []
     times, loaded = store_keys.split_index_keys([key for key, _ in heads + more])

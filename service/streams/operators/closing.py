@@ -6,12 +6,11 @@ It knows the header; it refuses to know what closing is to an operator.
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-CloseReason = Literal["stream_time", "idle", "flush"]
 CLOSED_BY: Final = "millrace-closed-by"
 
 

@@ -15,9 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import clock, codec, measures
+from service.streams import clock, measures
 from service.streams.inputs import Origins
 from service.streams.kernels import deduplicate as kernel
+from service.streams.layouts import identities
+from service.streams.layouts.changelog import sorted_changelog
+from service.streams.layouts.reserved import stream_time
 from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
 from service.streams.operators.step import OnError, Step, evaluate_for
@@ -76,11 +79,11 @@ class Deduplicate:
         return self._judge(rows, self.identify(rows.column("key"), identifiers), words, state, dropped)
 
     def _judge(
-        self, rows: pa.RecordBatch, identities: Identities, words: Int64s, state: StateReader, dropped: list[Dropped]
+        self, rows: pa.RecordBatch, found: Identities, words: Int64s, state: StateReader, dropped: list[Dropped]
     ) -> Step:
-        ids, distinct = identities
+        ids, distinct = found
         entries = _Entries(distinct, state)
-        obs = codec.unpack_obs(packed) if (packed := state.get(codec.OBS_KEY)) else clock.NOT_STARTED
+        obs = stream_time(state)
         timestamps = rows.column("timestamp").to_numpy()
         running = clock.observe(obs, timestamps)
         forward = np.empty(len(ids), np.bool_)
@@ -107,14 +110,14 @@ class Deduplicate:
 class _Entries:
     """The stored entries of a batch's identities as arrays by dense id: read once, written once, in key order."""
 
-    def __init__(self, identities: pa.Array, state: StateReader) -> None:
-        keys = codec.store_keys(identities)
+    def __init__(self, distinct: pa.Array, state: StateReader) -> None:
+        keys = identities.store_keys(distinct)
         self._order = pc.array_sort_indices(keys)
         self._keys = keys.take(self._order)
         ranked = self._order.to_numpy()
-        stored = state.get_many(self._keys.to_numpy(zero_copy_only=False).tolist(), codec.ABSENT_ENTRY)
+        stored = state.get_many(self._keys.to_numpy(zero_copy_only=False).tolist(), identities.ABSENT_ENTRY)
         self.stamps, self.origins = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
-        self.stamps[ranked], self.origins[ranked] = codec.unpack_entries(stored)
+        self.stamps[ranked], self.origins[ranked] = identities.unpack_entries(stored)
         self.changed = np.zeros(len(keys), np.bool_)
 
     def changes(self, obs: int | None) -> pa.RecordBatch | None:
@@ -124,8 +127,8 @@ class _Entries:
         if obs is None and not written.any():
             return None
         moved = ranked[written]
-        entries = codec.pack_entries(self.stamps[moved], self.origins[moved])
-        return codec.changelog(self._keys.filter(pa.array(written)), entries, obs)
+        entries = identities.pack_entries(self.stamps[moved], self.origins[moved])
+        return sorted_changelog((self._keys.filter(pa.array(written)), entries), obs)
 
 
 def _by_key(keys: pa.Array, ids: pa.Array | None) -> Identities:
@@ -145,10 +148,10 @@ def _by_key_and_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
     paired = key_ids.astype(np.int64) * width + id_ids
     encoded = pa.array(paired, mask=(key_ids < 0) | (id_ids < 0)).dictionary_encode()
     pairs = encoded.dictionary.to_numpy()
-    identities = codec.pair_identities(
+    pairs_of = identities.pair_identities(
         distinct_keys.take(pa.array(pairs // width)), distinct_ids.take(pa.array(pairs % width))
     )
-    return _dense(encoded.indices), identities
+    return _dense(encoded.indices), pairs_of
 
 
 def _dense(indices: pa.Array) -> npt.NDArray[np.int32]:

@@ -14,13 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from service.streams import store_keys
-from service.streams.entries import EntryCodec
+from service.streams.clock import CloseReason
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import distinct as kernel
-from service.streams.operators.closing import CloseReason
+from service.streams.layouts import store_keys
+from service.streams.layouts.changelog import changelog_of
+from service.streams.layouts.entries import EntryCodec
+from service.streams.layouts.reserved import stream_time
 from service.streams.operators.fields import MAX_INT64, OperatorName, Spec
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after, stream_time
+from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
 from service.streams.operators.step import Step
 from service.streams.operators.windows import SessionWindow, TumblingWindow, closing_delay_ms
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
@@ -90,7 +92,7 @@ class Distinct:
             *time.changes(keyed.now),
             *last_end_after(judged.ends[judged.verdicts != kernel.LATE], state),
         ]
-        changes = store_keys.changelog(parts, keyed.now if keyed.now != keyed.before else None)
+        changes = changelog_of(parts, keyed.now if keyed.now != keyed.before else None)
         return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped], keyed.lateness)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
@@ -98,7 +100,7 @@ class Distinct:
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         now = max(keyed.before, to)
         parts = RecordTime.of(keyed, state).changes(now)
-        return Step(keyed.rows, store_keys.changelog(parts, now if now != keyed.before else None))
+        return Step(keyed.rows, changelog_of(parts, now if now != keyed.before else None))
 
     def horizon(self, state: StateReader) -> int | None:
         """The stream time that closes the last of its windows; None when all are closed, or the last never is."""

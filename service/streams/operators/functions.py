@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams.entries import Column
 from service.streams.errors import AggregateFailed, AggregateTooLarge, AggregatorFailed, IntegerOverflow
 from service.streams.kernels import fold
+from service.streams.layouts.entries import Column
 from service.streams.operators import json_form
 from service.streams.operators.aggregators import (
     Aggregator,

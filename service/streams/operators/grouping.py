@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import store_keys
-from service.streams.entries import Column
+from service.streams.layouts import store_keys
+from service.streams.layouts.entries import Column
 from service.streams.operators.aggregates import State
 from service.streams.operators.step import TooMany
 from service.streams.records import StateReader

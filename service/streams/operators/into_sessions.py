@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from service.streams import store_keys
-from service.streams.entries import NO_END, NO_TIME, Column, Sessions
 from service.streams.kernels import sessions as kernel
+from service.streams.layouts import store_keys
+from service.streams.layouts.entries import NO_END, NO_TIME, Column, Sessions
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.grouping import (
     NO_SLOTS,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from service.streams import store_keys
-from service.streams.entries import Column
 from service.streams.kernels import sliding as kernel
+from service.streams.layouts import store_keys
+from service.streams.layouts.entries import Column
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.grouping import (

@@ -6,40 +6,35 @@ It knows what a key must be to be stored (semantics.md, Null and Time); it refus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import clock, codec, measures, store_keys
+from service.streams import clock, measures
+from service.streams.layouts import store_keys
+from service.streams.layouts.changelog import Part, change
+from service.streams.layouts.reserved import LAST_END_KEY, RECORD_TIME_KEY, pack_time, stream_time, unpack_time
 from service.streams.measures import Reading
 from service.streams.records import Dropped, StateReader
 
 Flags = npt.NDArray[np.bool_]
-_RECORD_TIME_KEY: Final = b"\x02records"
-_LAST_END_KEY: Final = b"\x02last"
-
-
-def stream_time(state: StateReader) -> int:
-    """An operator's stream time as its store has it."""
-    packed = state.get(codec.OBS_KEY)
-    return codec.unpack_obs(packed) if packed else clock.NOT_STARTED
 
 
 def last_end(state: StateReader) -> int | None:
     """The highest end of all windows that an operator ever had; None before the first."""
-    packed = state.get(_LAST_END_KEY)
-    return codec.unpack_obs(packed) if packed else None
+    packed = state.get(LAST_END_KEY)
+    return unpack_time(packed) if packed else None
 
 
-def last_end_after(ends: npt.NDArray[np.int64], state: StateReader) -> list[tuple[pa.Array, pa.Array]]:
+def last_end_after(ends: npt.NDArray[np.int64], state: StateReader) -> list[Part]:
     """Its change, where windows with these ends let it rise."""
     before, after = last_end(state), int(ends.max(initial=-1))
     if not len(ends) or (before is not None and before >= after):
         return []
-    return [(pa.array([_LAST_END_KEY], pa.binary()), pa.array([codec.pack_obs(after)], pa.binary()))]
+    return [change(LAST_END_KEY, pack_time(after))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +88,19 @@ class RecordTime:
     @classmethod
     def of(cls, keyed: Keyed, state: StateReader) -> Self:
         """The same for a batch of records."""
-        packed = state.get(_RECORD_TIME_KEY)
-        before = keyed.before if packed is None else codec.unpack_obs(packed)
+        packed = state.get(RECORD_TIME_KEY)
+        before = keyed.before if packed is None else unpack_time(packed)
         is_behind = packed is not None
         running = clock.observe(before, keyed.rows.column("timestamp").to_numpy()) if is_behind else keyed.running
         return cls(is_behind, before, running)
 
-    def changes(self, now: int) -> list[tuple[pa.Array, pa.Array]]:
+    def changes(self, now: int) -> list[Part]:
         """What the store has to learn of it when stream time is `now`: (keys, values), at most one of each."""
         time = clock.latest(self.before, self.running)
         is_behind = time < now
         if not (is_behind or self.is_stored) or (is_behind and self.is_stored and time == self.before):
             return []
-        value = codec.pack_obs(time) if is_behind else None
-        return [(pa.array([_RECORD_TIME_KEY], pa.binary()), pa.array([value], pa.binary()))]
+        return [change(RECORD_TIME_KEY, pack_time(time) if is_behind else None)]
 
 
 def dropped_late(operator: str, rows: pa.RecordBatch, is_late: Flags, would_be_open: Flags) -> list[Dropped]:

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from service.streams.clock import CloseReason
 from service.streams.errors import ExpressionFailed
 from service.streams.expressions import Expression, evaluate, evaluate_lenient
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.measures import Reading
-from service.streams.operators.closing import CloseReason
 from service.streams.records import Dropped, StateReader
 
 OnError = Literal["fail", "drop"]

@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from service.streams import store_keys
+from service.streams.clock import CloseReason
 from service.streams.errors import SuppressionFull
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import buffer as kernel
+from service.streams.layouts import store_keys
 from service.streams.operators.buffering import Feed, Flow, load
-from service.streams.operators.closing import CloseReason, say_why
+from service.streams.operators.closing import say_why
 from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
 from service.streams.operators.keyed import Keyed
 from service.streams.operators.step import Rest, Step

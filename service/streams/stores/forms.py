@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from service.streams import buffers, codec, store_keys
+from service.streams.layouts import buffers, identities, store_keys
 from service.streams.operators.functions import FunctionSpec
 from service.streams.operators.windows import SessionWindow, SlidingWindow, WindowSpec, closing_delay_ms, saturated
 from service.streams.stores.reading import END_OF_TIME, Entry, Form, Query, Span
@@ -256,20 +256,20 @@ def _next(prefix: bytes) -> bytes:
 class _Identities(_Family):
     """0x00 identity (a key, or an id): what was let through, and when"""
 
-    prefix = codec.PLAIN
+    prefix = identities.PLAIN
 
     def __init__(self, kept_ms: int) -> None:
         self._kept_ms = kept_ms
 
     def span(self, query: Query) -> Span | None:
-        if query.is_of_key and len(query.first or b"") > codec.MAX_PLAIN_IDENTITY_BYTES:
+        if query.is_of_key and len(query.first or b"") > identities.MAX_PLAIN_IDENTITY_BYTES:
             return None
         start = self.prefix + (query.first or b"")[:_MAX_BOUND]
         end = _next(self.prefix) if query.last is None else self.prefix + query.last[:_MAX_BOUND] + b"\0"
         return Span(start, end)
 
     def read(self, entries: Entries) -> list[Entry]:
-        stamps = codec.unpack_entries([value for _, value in entries])[0].tolist()
+        stamps = identities.unpack_entries([value for _, value in entries])[0].tolist()
         return [self._entry(key[1:], stamp) for (key, _), stamp in zip(entries, stamps, strict=True)]
 
     def _entry(self, within: bytes, stamp: int) -> Entry:
@@ -283,15 +283,15 @@ class _Pairs(_Identities):
         if not query.is_of_key:
             return Span(self.prefix, _next(self.prefix))
         key = query.first or b""
-        start = self.prefix + codec.pair_prefix(key)
+        start = self.prefix + identities.pair_prefix(key)
         return (
             Span(start, (start + b"\xff" * _MAX_BOUND)[:_MAX_BOUND])
-            if len(key) < codec.MAX_PLAIN_IDENTITY_BYTES
+            if len(key) < identities.MAX_PLAIN_IDENTITY_BYTES
             else None
         )
 
     def _entry(self, within: bytes, stamp: int) -> Entry:
-        key, of = codec.split_pair(within)
+        key, of = identities.split_pair(within)
         value = json.dumps({"id": of.decode("utf-8", "replace")}, ensure_ascii=False, separators=(",", ":"))
         return Entry(within, key, None, value, stamp, None, saturated(stamp, self._kept_ms))
 
@@ -299,7 +299,7 @@ class _Pairs(_Identities):
 class _Hashed(_Identities):
     """0x01 hash: an identity too long to be a store key. It can be asked for where it is a key; it tells nothing."""
 
-    prefix = codec.HASHED
+    prefix = identities.HASHED
 
     def __init__(self, kept_ms: int, *, is_key: bool) -> None:
         super().__init__(kept_ms)
@@ -310,7 +310,7 @@ class _Hashed(_Identities):
             return Span(self.prefix, _next(self.prefix))
         if not (query.is_of_key and self._is_key):
             return None
-        start = codec.store_key(query.first or b"")
+        start = identities.store_key(query.first or b"")
         return Span(start, start + b"\0") if start[:1] == self.prefix else None
 
     def _entry(self, within: bytes, stamp: int) -> Entry:

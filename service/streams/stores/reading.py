@@ -22,8 +22,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from service.streams import codec
 from service.streams.clock import NOT_STARTED
+from service.streams.layouts import reserved
 from service.streams.records import StateReader
 
 T = TypeVar("T")
@@ -234,8 +234,8 @@ class Snapshot(StateReader, Protocol):
 
 def tell(snapshot: Snapshot, ask: Ask) -> Told:
     """Answer an ask from a snapshot."""
-    packed = snapshot.get(codec.OBS_KEY)
-    stream_time = codec.unpack_obs(packed) if packed else NOT_STARTED
+    packed = snapshot.get(reserved.OBS_KEY)
+    stream_time = reserved.unpack_time(packed) if packed else NOT_STARTED
     found = [snapshot.scan(start, end, ask.limit, reverse=ask.reverse) for start, end in ask.spans]
     return Told(snapshot.position, stream_time, found)
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from service.streams.entries import HEADER, EntryCodec
+from service.streams.layouts.entries import HEADER, EntryCodec
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 

@@ -17,24 +17,24 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from service.streams import clock, measures
+from service.streams.clock import CloseReason
 from service.streams.errors import OperatorFailed, OperatorUnavailable
 from service.streams.inputs import Batch, Origins
+from service.streams.layouts.backlog import Advance, Backlog, noted
+from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.measures import Reading
 from service.streams.operators import OperatorSpec, operator_of
-from service.streams.operators.closing import CloseReason, unsaid
+from service.streams.operators.closing import unsaid
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.step import Advancing, OnError, Rest, Stateful, Stateless, Step
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
-from service.streams.topology import backlog
-from service.streams.topology.backlog import Advance, Backlog
 from service.streams.topology.complaints import complaints
 from service.streams.topology.graph import Node, Sink, SubTopology
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
 _SOURCE: Final = -1  # the place in front of all operators
 _NO_ROWS = empty(TASK_SCHEMA)
-_NO_REST = Rest(_NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Chain:
         """The place of the last operator with a backlog; those that get its rows have none then."""
         for i in range(len(self._places) - 1, -1, -1):
             store = self._places[i].store
-            if store is not None and states[store.name].get(backlog.KEY) is not None:
+            if store is not None and states[store.name].get(BACKLOG_KEY) is not None:
                 return i
         return None
 
@@ -222,13 +222,12 @@ class _Pass:
         self.forward = {}
         if left is None:
             return
-        rest = left.rest
-        if rest.cause is not None and isinstance(place.operator, Advancing):
-            step = place.operator.advance(clock.NOT_STARTED, state, "stream_time", rest.cause)
-            self._keep(i, step, Backlog(Rest(rest.rows, rest.cause if step.rest else None), left.advance))
-        elif rest.rows.num_rows or left.advance is None:
-            step = place.process(rest.rows, self._states, self._origins)
-            self._keep(i, step, Backlog(step.rest or _NO_REST, left.advance))
+        if left.cause is not None and isinstance(place.operator, Advancing):
+            step = place.operator.advance(clock.NOT_STARTED, state, "stream_time", left.cause)
+            self._keep(i, step, replace(left, cause=left.cause if step.rest else None))
+        elif left.rows.num_rows or left.advance is None:
+            step = place.process(left.rows, self._states, self._origins)
+            self._keep(i, step, _backlog(step.rest, left.advance))
         else:
             self._advance = left.advance
             self._take(i, _NO_ROWS, left.advance)
@@ -243,14 +242,14 @@ class _Pass:
         if self.fits is not None:
             return
         if advance is None:
-            self._keep(i, step, Backlog(rest or _NO_REST))
+            self._keep(i, step, _backlog(rest))
         elif rest is not None:
-            self._keep(i, step, Backlog(rest, advance))
+            self._keep(i, step, _backlog(rest, advance))
         else:
             step = self._advanced(i, step, advance)
             if step.rest is None:
                 self._moved.add(i)
-            self._keep(i, step, Backlog(_NO_REST, advance if step.rest else None))
+            self._keep(i, step, _backlog(None, advance if step.rest else None))
 
     def _cut(self, i: int, rest: Rest) -> Rest | None:
         """Where an operator leaves a rest: what of that has to wait, if the way does not end there."""
@@ -277,7 +276,7 @@ class _Pass:
         """What a step made, and what is still to be done by its operator."""
         place = self._places[i]
         if place.store is not None:
-            step = replace(step, changes=backlog.noted(left, self._origins, self._state(i), step.changes))
+            step = replace(step, changes=noted(left, self._origins, self._state(i), step.changes))
         self.result.keep(place.name, place.store, step)
         self.forward[i] = step.forward
 
@@ -286,6 +285,11 @@ class _Pass:
         if store is None:
             raise TypeError(f"{self._places[i].name} keeps no state")
         return self._states[store.name]
+
+
+def _backlog(rest: Rest | None, advance: Advance | None = None) -> Backlog:
+    """What waits in a store: what an operator left, then time."""
+    return Backlog(_NO_ROWS, None, advance) if rest is None else Backlog(rest.rows, rest.cause, advance)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from service.streams import store_keys
+from service.streams.layouts import store_keys
+from service.streams.layouts.changelog import changelog_of
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores.reading import END_OF_TIME, Query
@@ -50,7 +51,7 @@ def put(store: Kept, entries: dict[Place, int | None]) -> None:
         columns = [np.array([end])] if has_stamps else []
         columns.append(np.array([count or 0]))
         values.append(None if count is None else codec.pack(columns)[0].as_py())
-    changes = store_keys.changelog([(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))], None)
+    changes = changelog_of([(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))], None)
     assert changes is not None
     store.replay(changes)
 

@@ -14,7 +14,7 @@ import pytest
 from service.storage import expiry
 from service.storage.replica import Replica
 from service.storage.view import View
-from service.streams import codec
+from service.streams.layouts import reserved
 from tests.stores import Engine, Job, at
 from tests.unit.storage.replicas import INTERVAL_MS, STORE, changes, key, value
 
@@ -54,7 +54,7 @@ def test_changes_count_from_exactly_the_position_where_it_stands(replica: Opened
         assert view.get(key(2)) == value(20)
         assert view.get_many([key(2), key(1), key(2)], b"-") == [value(20), b"-", value(20)]
         assert view.get_many([], b"-") == []
-        assert codec.unpack_obs(view.get(codec.OBS_KEY) or b"") == 30
+        assert reserved.unpack_time(view.get(reserved.OBS_KEY) or b"") == 30
 
 
 def test_an_empty_range_is_refused(replica: Opened) -> None:

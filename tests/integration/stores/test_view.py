@@ -13,7 +13,7 @@ import redis
 
 from service.storage import view as views
 from service.storage.view import Names, View, ViewMissing, Views
-from service.streams import codec, store_keys
+from service.streams.layouts import reserved, store_keys
 from service.streams.records import CHANGELOG_SCHEMA, StoreSpec
 from service.streams.stores.reading import Ask, Span
 from tests.stores import LINEAGE
@@ -120,7 +120,7 @@ def test_slices_of_a_fenced_writer_take_nothing_from_its_successor(
 
 def windows_of(count: int, stamp: int) -> pa.RecordBatch:
     """Three windows of each key, and their index."""
-    rows = {codec.OBS_KEY: codec.pack_obs(stamp)}
+    rows = {reserved.OBS_KEY: reserved.pack_time(stamp)}
     for n in range(count):
         ordered = store_keys.ordered_one(b"key-%06d" % n)
         for start in (0, 10, 20):

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from service.storage.replica import Replica
-from service.streams import codec
+from service.streams.layouts import identities, reserved
+from service.streams.layouts.changelog import sorted_changelog
 from service.streams.records import StoreSpec
 
 INTERVAL_MS = 100
@@ -25,20 +26,20 @@ def key(number: int) -> bytes:
 
 
 def value(timestamp: int, offset: int = 0) -> bytes:
-    packed: bytes = codec.pack_entries(np.array([timestamp]), np.array([offset]))[0].as_py()
+    packed: bytes = identities.pack_entries(np.array([timestamp]), np.array([offset]))[0].as_py()
     return packed
 
 
 def changes(entries: Entries, obs: int | None = None) -> pa.RecordBatch:
     names = sorted(entries)
     values = [None if entries[name] is None else value(entries[name] or 0) for name in names]
-    return codec.changelog(pa.array(names, pa.binary()), pa.array(values, pa.binary()), obs)
+    return sorted_changelog((pa.array(names, pa.binary()), pa.array(values, pa.binary())), obs)
 
 
 def held_keys(replica: Replica) -> list[bytes]:
     """Keys on disk, the expired ones that are not deleted yet included."""
     with replica._environment.transaction(write=False) as tx:
-        return [bytes(name) for name, _ in tx.cursor() if name != codec.OBS_KEY]
+        return [bytes(name) for name, _ in tx.cursor() if name != reserved.OBS_KEY]
 
 
 def content(replica: Replica) -> dict[str, list[tuple[bytes, bytes]]]:

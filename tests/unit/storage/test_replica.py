@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.storage import expiry
 from service.storage.replica import Replica
-from service.streams import codec
+from service.streams.layouts import reserved
 from service.streams.records import StoreSpec
 from tests.unit.storage.replicas import INTERVAL_MS, changes, content, held_keys, key, open_replica, value
 
@@ -42,7 +42,7 @@ def test_apply_puts_overwrites_and_deletes(replica: Replica) -> None:
     with replica.reader() as view:
         assert view.get(key(1)) == value(40)
         assert view.get(key(2)) is None
-        assert view.get(codec.OBS_KEY) == codec.pack_obs(40)
+        assert view.get(reserved.OBS_KEY) == reserved.pack_time(40)
         assert view.position == 6
     assert (replica.position, replica.entries) == (6, 2)
 
@@ -208,11 +208,11 @@ def test_a_batch_may_bring_what_has_expired_already(replica: Replica) -> None:
 
 
 def test_times_below_zero_and_at_the_end_of_time(replica: Replica) -> None:
-    replica.apply(0, 3, changes({key(1): -5_000, key(2): codec.NEVER - 1, key(3): -4_000}, obs=-4_900))
+    replica.apply(0, 3, changes({key(1): -5_000, key(2): expiry.NEVER - 1, key(3): -4_000}, obs=-4_900))
     assert held_keys(replica) == [key(1), key(2), key(3)]
     replica.apply(3, 4, changes({}, obs=-3_000))
     assert held_keys(replica) == [key(2)]
-    replica.apply(4, 5, changes({}, obs=codec.NEVER))
+    replica.apply(4, 5, changes({}, obs=expiry.NEVER))
     assert held_keys(replica) == [key(2)]
 
 

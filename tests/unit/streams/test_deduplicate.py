@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.streams import codec
+from service.streams.layouts import reserved
 from tests.task import Task, batch_of, job, outputs
 
 STORE = "t-once"
@@ -79,7 +79,7 @@ def test_a_null_id_goes_on_and_is_not_stored(value):
     running = task(10, "deduplicate_by_key_value")
     twice = [record("a", 1, value), record("a", 1, value)]
     assert len(let_through(running, *twice)) == 2
-    assert set(running.states[STORE]) == {codec.OBS_KEY}
+    assert set(running.states[STORE]) == {reserved.OBS_KEY}
 
 
 def test_key_value_tells_ids_and_keys_apart():
@@ -105,7 +105,7 @@ def test_keys_of_any_length_are_remembered(length):
 def test_stream_time_survives_in_the_store():
     running = task(10)
     let_through(running, record(None, 100))
-    assert codec.unpack_obs(running.states[STORE][codec.OBS_KEY]) == 100
+    assert reserved.unpack_time(running.states[STORE][reserved.OBS_KEY]) == 100
     assert let_through(running, record("a", 5), record("a", 5)) == [("a", 5), ("a", 5)]
 
 

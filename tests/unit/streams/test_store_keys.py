@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.storage import expiry
-from service.streams import codec, store_keys
-from service.streams.codec import NEVER
-from service.streams.entries import NO_END, NO_TIME, EntryCodec, Sessions
-from service.streams.expiry import expires_after
+from service.streams.layouts import reserved, store_keys
+from service.streams.layouts.changelog import changelog_of
+from service.streams.layouts.entries import NO_END, NO_TIME, EntryCodec, Sessions
+from service.streams.layouts.expiry import NEVER, expires_after
 from service.streams.records import StoreSpec
 
 keys = st.lists(st.binary(max_size=40) | st.text("\x00\x01\xff", max_size=40).map(str.encode), max_size=20)
@@ -76,18 +76,18 @@ def test_index_keys_are_read_back_and_bounded_by_time():
 
 def test_a_changelog_is_sorted_and_holds_stream_time():
     parts = [(binary([b"w"]), binary([b"1"])), (binary([b"i", b"h"]), binary([None, b""]))]
-    changes = store_keys.changelog(parts, 5)
-    assert changes.column("key").to_pylist() == [codec.OBS_KEY, b"h", b"i", b"w"]
+    changes = changelog_of(parts, 5)
+    assert changes.column("key").to_pylist() == [reserved.OBS_KEY, b"h", b"i", b"w"]
     assert changes.column("value").to_pylist()[1:] == [b"", None, b"1"]
-    assert codec.obs_in(changes) == 5
-    assert store_keys.changelog([], None) is None
+    assert reserved.stream_time_in(changes) == 5
+    assert changelog_of([], None) is None
 
 
 @given(st.lists(st.lists(st.binary(max_size=3), max_size=4), max_size=4))
 def test_a_changelog_is_sorted_whatever_order_its_parts_come_in(parts):
     seen: set[bytes] = set()
     distinct = [[key for key in part if not (key in seen or seen.add(key))] for part in parts]
-    changes = store_keys.changelog([(binary(part), binary(part)) for part in distinct], None)
+    changes = changelog_of([(binary(part), binary(part)) for part in distinct], None)
     assert (changes.column("key").to_pylist() if changes else []) == sorted(seen)
     assert changes is None or changes.column("value").equals(changes.column("key"))
 
@@ -168,10 +168,10 @@ def test_sessions_live_by_their_end_windows_by_their_start_and_packed_ones_by_th
         store_keys.session_key(form, 20, 1): b"\1",
         store_keys.window_key(form, 30): b"\1",
     }
-    changes = store_keys.changelog([(binary(list(entries)), binary(list(entries.values())))], 99)
+    changes = changelog_of([(binary(list(entries)), binary(list(entries.values())))], 99)
     found = dict(zip(changes.column("key").to_pylist(), expires_after(spec(100), changes).tolist(), strict=True))
     assert [found[key] for key in entries] == [109, 140, NEVER, NEVER, 120, 130]
-    assert found[codec.OBS_KEY] == NEVER
+    assert found[reserved.OBS_KEY] == NEVER
     assert expires_after(spec(100), changes.slice(2)).tolist() == list(found.values())[2:]
 
 
@@ -194,8 +194,6 @@ def test_only_entries_without_a_time_in_their_key_are_read_to_know_whether_they_
 
 
 def test_what_has_no_interval_never_expires_and_none_passes_the_end_of_time():
-    changes = store_keys.changelog(
-        [(binary([store_keys.window_key(store_keys.ordered_one(b"a"), 30)]), binary([b""]))], None
-    )
+    changes = changelog_of([(binary([store_keys.window_key(store_keys.ordered_one(b"a"), 30)]), binary([b""]))], None)
     assert expires_after(spec(None), changes).tolist() == [NEVER]
     assert expires_after(spec(2**63 - 1), changes).tolist() == [NEVER]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams.entries import NO_END, NO_TIME, Sessions
+from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import values

@@ -3,8 +3,8 @@
 import pytest
 
 from service.simulate import SimulateRequest, simulate
-from service.streams import buffers
 from service.streams.errors import InvalidSpec, SuppressionFull
+from service.streams.layouts import buffers, reserved
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream
 from service.streams.topology.spec import JobSpec
@@ -318,7 +318,7 @@ def test_an_update_counts_for_its_new_value_only():
 def test_bytes_are_those_of_key_compact_value_and_window(key, value, window, size):
     machine = limited()
     machine.feed(update(key, value, 0, window))
-    assert buffers.unpack_totals(machine.state[buffers.TOTALS_KEY]).tolist() == [1, size]
+    assert buffers.unpack_totals(machine.state[reserved.TOTALS_KEY]).tolist() == [1, size]
 
 
 def test_records_and_bytes_are_both_bounds():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from service.streams.layouts.backlog import Backlog
+from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.operators.suppress import BufferSpec, Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream
-from service.streams.topology import backlog
-from service.streams.topology.backlog import Backlog
 from tests.machine import Machine
 from tests.task import Task, batch_of, causes, dropped, job, outputs, parts
 
@@ -153,14 +153,14 @@ def test_a_batch_is_taken_up_to_the_record_with_which_too_much_leaves():
         (1, ["x"], [6]),
         (0, [], []),
     ]
-    assert backlog.KEY not in task.states["t-s"]
+    assert BACKLOG_KEY not in task.states["t-s"]
 
 
 def test_what_waits_is_in_the_store_with_its_origin_and_nothing_of_the_batch_is():
     task = stepping({**LIMITED, "name": "s"})
     task.run(batch_of([update("z", 10)], 4))
     left = Backlog.of(task.states["t-s"])
-    assert (left.rest.rows.num_rows, left.rest.cause, left.advance) == (0, -2 - 4, None)
+    assert (left.rows.num_rows, left.cause, left.advance) == (0, -2 - 4, None)
 
 
 def test_time_that_is_moved_waits_at_the_operator_that_is_not_through():
@@ -186,7 +186,7 @@ def test_a_chain_goes_on_with_its_last_backlog_first_so_that_none_grows():
             found += outputs(result)
             while task.chain.has_backlog(task.states):
                 left = Backlog.of(task.states["t-second"])
-                waiting.append(0 if left is None else left.rest.rows.num_rows)
+                waiting.append(0 if left is None else left.rows.num_rows)
                 result_of_rest = task.chain.go_on(task.states, result.origins)
                 task.replay(result_of_rest.changes)
                 found += outputs(result_of_rest)

@@ -7,7 +7,7 @@ identity  the key in its ordered form, then, if windowed, two int64 big-endian: 
 "k" identity             -> an entry: buffer time, bytes that it counts for, timestamp (int64 little-endian), lengths of
                             value and headers (int32, -1 = null), value, headers
 "i" buffer time identity -> nothing: the entries in the order in which they leave
-0x02 "totals"            -> records, bytes in the buffer (int64 little-endian), where there are any
+0x02 "totals"            -> records, bytes in the buffer (int64 little-endian), where there are any (`reserved`)
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams import codec, store_keys
+from service.streams.layouts import store_keys
+from service.streams.layouts.identities import ABSENT
 from service.streams.records import RECORD_SCHEMA
 
 Int64s = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 
-TOTALS_KEY: Final = b"\x02totals"
 NOT_BUFFERED: Final = b""
 WINDOW_BYTES: Final = 16
 _HEADER = np.dtype([("time", "<i8"), ("size", "<i8"), ("timestamp", "<i8"), ("value", "<i4"), ("headers", "<i4")])
-_NO_HEADER: Final = struct.pack("<qq", codec.ABSENT, 0)
+_NO_HEADER: Final = struct.pack("<qq", ABSENT, 0)
 _NO_BYTES = pa.scalar(b"", pa.binary())
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from service.streams import store_keys
+from service.streams.layouts import store_keys
 
 Column = npt.NDArray[Any]  # int64, float64 or bool; object (bytes or None) where it is text
 Int64s = npt.NDArray[np.int64]

@@ -1,11 +1,10 @@
-"""Store keys and values ⇄ bytes. One module, versioned by the first byte of a key.
+"""The entries of deduplicate ⇄ bytes: identities as store keys, what was let through and when as values.
 
-It knows how identities and entries are laid out; it refuses to know when an entry is a duplicate.
+It knows how they are laid out; it refuses to know when a record is a duplicate.
 
 key     0x00 identity            identity of at most 400 bytes (LMDB keys end at 511)
         0x01 BLAKE2b-256         of a longer one: exact, as nobody finds two with the same hash
-        0x02 "obs"               the operator's stream time, int64 little-endian
-entry   deduplicate: timestamp and origin (`inputs`) of the record that was let through, int64 little-endian each
+entry   timestamp and origin (`inputs`) of the record that was let through, int64 little-endian each
 identity of (key, id)            length of the key (uint32 big-endian), key, id
 """
 
@@ -20,28 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams.records import CHANGELOG_SCHEMA, StoreSpec
-
 Int64s = npt.NDArray[np.int64]
 
 MAX_PLAIN_IDENTITY_BYTES: Final = 400
-OBS_KEY: Final = b"\x02obs"
-NEVER: Final = np.iinfo(np.int64).max  # an entry that stream time does not expire
 ABSENT: Final = np.iinfo(np.int64).min  # the timestamp that stands for "no entry" in arrays
 ABSENT_ENTRY: Final = struct.pack("<qq", ABSENT, ABSENT)
 PLAIN: Final = b"\x00"
 HASHED: Final = b"\x01"
 _NO_BYTES = pa.scalar(b"", pa.binary())
-
-
-def pack_obs(obs: int) -> bytes:
-    """Stream time as a store value."""
-    return struct.pack("<q", obs)
-
-
-def unpack_obs(value: bytes) -> int:
-    """The inverse of `pack_obs`."""
-    return int(struct.unpack("<q", value)[0])
 
 
 def pair_identities(keys: pa.Array, ids: pa.Array) -> pa.Array:
@@ -75,11 +60,6 @@ def identity_of(store_key: bytes) -> bytes | None:
     return store_key[1:] if store_key[:1] == PLAIN else None
 
 
-def is_entry(store_key: bytes) -> bool:
-    """Whether the key holds an entry, not the operator's own stream time."""
-    return store_key != OBS_KEY
-
-
 def pack_entries(timestamps: Int64s, origins: Int64s) -> pa.Array:
     """Deduplicate entries as 16-byte values (binary)."""
     pairs = np.empty((len(timestamps), 2), "<i8")
@@ -94,35 +74,7 @@ def unpack_entries(values: list[bytes]) -> tuple[Int64s, Int64s]:
     return pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
 
 
-def changelog(keys: pa.Array, values: pa.Array, obs: int | None) -> pa.RecordBatch:
-    """Changes to a store (CHANGELOG_SCHEMA): keys sorted by the caller, then stream time where it moved."""
-    if obs is not None:
-        keys = pa.concat_arrays([keys, pa.array([OBS_KEY], pa.binary())])
-        values = pa.concat_arrays([values, pa.array([pack_obs(obs)], pa.binary())])
-    return pa.RecordBatch.from_arrays([keys, values], schema=CHANGELOG_SCHEMA)
-
-
-def obs_in(changes: pa.RecordBatch) -> int | None:
-    """The stream time that a batch of changes carries, if it moved."""
-    row = int(pc.index(changes.column("key"), pa.scalar(OBS_KEY, pa.binary())).as_py())
-    return None if row < 0 else unpack_obs(changes.column("value")[row].as_py())
-
-
-def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
-    """For each change the stream time after which its entry is absent; NEVER for deletes and stream time itself."""
-    found = np.full(changes.num_rows, NEVER, np.int64)
-    if store.interval_ms is None:
-        return found
-    lengths = pc.fill_null(pc.binary_length(changes.column("value")), 0).to_numpy()
-    rows = np.flatnonzero(lengths == 16)
-    if len(rows):
-        values = changes.column("value") if len(rows) == changes.num_rows else changes.column("value").take(rows)
-        stamps = _timestamps(values)
-        found[rows] = np.where(stamps > NEVER - store.interval_ms, NEVER, stamps + store.interval_ms)
-    return found
-
-
-def _timestamps(values: pa.Array) -> Int64s:
+def timestamps(values: pa.Array) -> Int64s:
     """Of entries (binary, 16 bytes each, no nulls), straight from the Arrow buffer: 0.2 ms per 60 k, not 4."""
     _, ends, body = values.buffers()
     start = int(np.frombuffer(ends, np.int32)[values.offset])

@@ -7,7 +7,7 @@ It knows layouts and their order; it refuses to know values and when an entry is
     "s" key end (8) start (8)        a session, in the order of find_sessions
     "w" key start (8)                a window
     "i" time (8) key                 an index by time; what the time is, and what the key, says who keeps it
-    0x02 name                        what an operator remembers about itself: stream time (codec.OBS_KEY) and the like
+    0x02 name                        what an operator remembers about itself (`reserved`)
 
 A key in its ordered form is a row of groups of nine bytes: eight of the key, then 9 if more follow, else how many
 of the eight are the key's (the rest is 0x00). So it sorts as the key does, no form is the beginning of another, any
@@ -24,9 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from service.streams.codec import OBS_KEY, pack_obs
-from service.streams.records import CHANGELOG_SCHEMA
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -144,24 +141,6 @@ def fixed(values: npt.NDArray[np.generic], width: int) -> pa.Array:
     count = values.nbytes // width
     ends = np.arange(0, values.nbytes + 1, width, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(values.tobytes())])
-
-
-def changelog(parts: list[tuple[pa.Array, pa.Array]], obs: int | None) -> pa.RecordBatch | None:
-    """Changes to a store (CHANGELOG_SCHEMA), sorted: stream time where it moved, and (keys, values) in any order.
-
-    No key may occur twice; values are binary, null = deleted. None when nothing changed. Parts that are in order
-    already, as entries of ordered stores are, cost nothing to sort.
-    """
-    if obs is not None:
-        parts = [*parts, (pa.array([OBS_KEY], pa.binary()), pa.array([pack_obs(obs)], pa.binary()))]
-    parts = sorted((part for part in parts if len(part[0])), key=lambda part: part[0][0].as_py())
-    if not parts:
-        return None
-    keys, values = (pa.concat_arrays([part[i] for part in parts]) for i in (0, 1))
-    if pc.all(pc.less(keys[:-1], keys[1:])).as_py() is not False:
-        return pa.RecordBatch.from_arrays([keys, values], schema=CHANGELOG_SCHEMA)
-    order = pc.array_sort_indices(keys)
-    return pa.RecordBatch.from_arrays([keys.take(order), values.take(order)], schema=CHANGELOG_SCHEMA)
 
 
 def _joined(prefix: bytes, *parts: pa.Array) -> pa.Array:

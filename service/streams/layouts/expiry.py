@@ -9,18 +9,21 @@ session, window stores   the end of a session, the start of a window; of packed 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from service.streams import codec, store_keys
-from service.streams.codec import NEVER
-from service.streams.entries import HEADER
+from service.streams.layouts import identities, store_keys
+from service.streams.layouts.entries import HEADER
 from service.streams.records import StoreSpec
 
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+NEVER: Final = int(np.iinfo(np.int64).max)  # an entry that stream time does not expire
 _TIMED = frozenset({store_keys.WINDOW, store_keys.SESSION})
 _LAST_END_AT = HEADER.fields["last_end"][1] if HEADER.fields else 0
 
@@ -29,9 +32,8 @@ def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
     """For each change (CHANGELOG_SCHEMA) that stream time; NEVER for deletes and for what does not expire."""
     if store.interval_ms is None:
         return np.full(changes.num_rows, NEVER, np.int64)
-    if store.kind == "deduplicate":
-        return codec.expires_after(store, changes)
-    times = _times(changes.column("key"), changes.column("value"))
+    keys, values = changes.column("key"), changes.column("value")
+    times = _times_of_identities(values) if store.kind == "deduplicate" else _times(keys, values)
     lives = (times != NEVER) & (times <= NEVER - store.interval_ms)
     return np.where(lives, times + store.interval_ms, NEVER) if lives.any() else np.full(len(times), NEVER)
 
@@ -39,6 +41,15 @@ def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
 def is_timed(key: bytes) -> bool:
     """Whether the time of an entry is in its store key, so that it never changes."""
     return key[:1] in _TIMED
+
+
+def _times_of_identities(values: pa.Array) -> Int64s:
+    found = np.full(len(values), NEVER, np.int64)
+    lengths = pc.fill_null(pc.binary_length(values), 0).to_numpy()
+    rows = np.flatnonzero(lengths == len(identities.ABSENT_ENTRY))
+    if len(rows):
+        found[rows] = identities.timestamps(values if len(rows) == len(values) else values.take(rows))
+    return found
 
 
 def _times(keys: pa.Array, values: pa.Array) -> Int64s:

@@ -1,0 +1,50 @@
+"""The keys under which operators remember something about themselves, and what stream time looks like there.
+
+It knows these keys, all of them, so that no two operators' meanings meet; it refuses to know who reads them when.
+
+0x02 "obs"       the operator's stream time
+0x02 "records"   how far stream time would be by records alone, while it is ahead of that
+0x02 "last"      the highest end of all windows that the operator ever had
+0x02 "totals"    records and bytes in the buffer of suppress
+0x02 "backlog"   what is still to be done of what the operator was given (`backlog`)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.streams import clock
+from service.streams.records import StateReader
+
+PREFIX: Final = b"\x02"
+OBS_KEY: Final = b"\x02obs"
+RECORD_TIME_KEY: Final = b"\x02records"
+LAST_END_KEY: Final = b"\x02last"
+TOTALS_KEY: Final = b"\x02totals"
+BACKLOG_KEY: Final = b"\x02backlog"
+
+
+def pack_time(time: int) -> bytes:
+    """A time (ms) as a store value: int64 little-endian."""
+    return struct.pack("<q", time)
+
+
+def unpack_time(value: bytes) -> int:
+    """The inverse of `pack_time`."""
+    return int(struct.unpack("<q", value)[0])
+
+
+def stream_time(state: StateReader) -> int:
+    """An operator's stream time as its store has it; `clock.NOT_STARTED` where it has none."""
+    packed = state.get(OBS_KEY)
+    return unpack_time(packed) if packed else clock.NOT_STARTED
+
+
+def stream_time_in(changes: pa.RecordBatch) -> int | None:
+    """The stream time that changes to a store (CHANGELOG_SCHEMA) carry, if it moved."""
+    row = int(pc.index(changes.column("key"), pa.scalar(OBS_KEY, pa.binary())).as_py())
+    return None if row < 0 else unpack_time(changes.column("value")[row].as_py())
