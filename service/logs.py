@@ -41,5 +41,5 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.INFO))
-    for chatty in ("alembic", "httpx", "py4j", "uvicorn"):
+    for chatty in ("alembic", "py4j", "urllib3", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

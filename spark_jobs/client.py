@@ -17,12 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx
 import msgspec
 import orjson
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
+from urllib3.exceptions import HTTPError
 
 from service.protocol import (
     MAX_WAIT_MS,
@@ -52,6 +54,8 @@ Answer = TypeVar("Answer")
 
 ANSWER_S = 10.0  # how long an answer may take, beside the time it was asked to wait
 PATIENCE_S = 30.0
+CONNECT_S = 2.0
+CONNECTIONS = 4  # kept alive: that of the loop, and of the thread that keeps the lease
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _ASK_AGAIN = {429, 500, 502, 503, 504}
 
@@ -88,21 +92,21 @@ class Place:
 
 
 class Api:
-    """A keep-alive connection to the API. Safe to share between threads."""
+    """Keep-alive connections to the API. Safe to share between threads.
+
+    Each tick of a slot asks twice. Measured beside each other, processor time of a request: urllib3 0.4 to 0.5 of httpx
+    (which was half of all that a slot does between a poll's answer and its commit), http.client 0.2.
+    """
 
     def __init__(self, url: str, key: str) -> None:
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-            trust_env=urlsplit(url).hostname not in _LOOPBACK,  # a proxy is of no use on the way to this machine
-            timeout=httpx.Timeout(ANSWER_S, connect=2.0),
-        )
+        self._url = url.rstrip("/")
+        self._pools = _pools_for(url, {"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._pools.clear()
 
     # ------------------------------------------------------------ instances
 
@@ -183,14 +187,16 @@ class Api:
         return attempts(self._ask_once, method, path, content, wait_s)
 
     def _ask_once(self, method: str, path: str, content: bytes | None, wait_s: float) -> bytes:
-        timeout = httpx.Timeout(ANSWER_S + wait_s, connect=2.0)
+        timeout = Timeout(connect=CONNECT_S, read=ANSWER_S + wait_s)
         try:
-            answer = self._client.request(method, path, content=content, timeout=timeout)
-        except httpx.TransportError as error:
+            answer = self._pools.urlopen(
+                method, self._url + path, body=content, timeout=timeout, retries=False, redirect=False
+            )
+        except HTTPError as error:
             raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
-        if answer.is_error:
-            raise _refusal(answer)
-        return answer.content
+        if answer.status >= 300:
+            raise _refusal(path, answer.status, answer.data)
+        return answer.data
 
 
 def slot_path(instance_id: str, slot_id: str) -> str:
@@ -198,13 +204,24 @@ def slot_path(instance_id: str, slot_id: str) -> str:
     return f"/v1/instances/{instance_id}/slots/{slot_id}"
 
 
-def _refusal(answer: httpx.Response) -> ApiError:
+def _refusal(path: str, status: int, content: bytes) -> ApiError:
     try:
-        problem = orjson.loads(answer.content)
+        problem = orjson.loads(content)
         code, detail = str(problem["code"]), str(problem["detail"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        code, detail = "unknown", answer.text[:200]
-    if answer.status_code in _ASK_AGAIN:
-        return Unreachable(f"{answer.request.url.path}: {answer.status_code} {code}: {detail}")
-    kind = Gone if answer.status_code in {404, 410} else Refused
-    return kind(answer.status_code, code, detail)
+        code, detail = "unknown", content[:200].decode(errors="replace")
+    if status in _ASK_AGAIN:
+        return Unreachable(f"{path}: {status} {code}: {detail}")
+    kind = Gone if status in {404, 410} else Refused
+    return kind(status, code, detail)
+
+
+def _pools_for(url: str, headers: Mapping[str, str]) -> PoolManager:
+    """Through the proxy that the environment names for a URL; none is of use on the way to this machine."""
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme, proxies.get("all"))
+    if proxy is None or parts.hostname in _LOOPBACK or proxy_bypass(parts.netloc):
+        return PoolManager(maxsize=CONNECTIONS, headers=headers)
+    user = urlsplit(proxy)
+    login = None if user.username is None else f"{unquote(user.username)}:{unquote(user.password or '')}"
+    return ProxyManager(proxy, maxsize=CONNECTIONS, headers=headers, proxy_headers=make_headers(proxy_basic_auth=login))

@@ -26,13 +26,13 @@ _ONE_THREAD = {
 _ONE_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # Arrow's own gives memory back within milliseconds
 _HEAVY = (
     "duckdb",
-    "httpx",
     "lmdb",
     "numba",
     "pyarrow.compute",
     "pyarrow.fs",
     "pyspark.worker",
     "spark_jobs.slot",
+    "urllib3",
 )
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)

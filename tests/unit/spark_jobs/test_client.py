@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: list[Answer] = []
         self.asked: list[tuple[str, str, Any, str | None]] = []
+        self.connections: set[Any] = set()
+        self.proxy_logins: list[str | None] = []
+        self.closes_silently, self.has_closed = False, threading.Event()
 
     @property
     def url(self) -> str:
@@ -40,6 +44,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
         self.server.asked.append((self.command, self.path, body, self.headers.get("Authorization")))
+        self.server.connections.add(self.client_address)
+        self.server.proxy_logins.append(self.headers.get("Proxy-Authorization"))
         answer = self.server.answers.pop(0)
         if answer is None:
             self.close_connection = True
@@ -50,6 +56,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        self.close_connection = self.server.closes_silently
+
+    def finish(self) -> None:
+        super().finish()
+        self.connection.close()
+        self.server.has_closed.set()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -175,3 +187,44 @@ def test_whatever_is_asked_of_the_gone_is_answered_with_gone(
     server.answers = [problem(410, "instance_gone")]
     with pytest.raises(Gone):
         verb(api)
+
+
+# ---------------------------------------------------------------- connections
+
+
+def test_a_connection_is_kept_for_the_next_request(server: Server, api: Api) -> None:
+    server.answers = [(200, {"results": []})] * 3
+    for _ in range(3):
+        api.commit("/slot", [])
+    assert len(server.connections) == 1
+
+
+def test_a_connection_that_was_closed_while_idle_costs_no_attempt(server: Server, api: Api) -> None:
+    """The answer does not say that the server closes, and the next request finds out before it is sent."""
+    server.answers = [(200, {"results": []})] * 2
+    server.closes_silently = True
+    api.commit("/slot", [])
+    server.has_closed.wait(10)
+    api.commit("/slot", [], patience_s=0.0)
+    assert len(server.connections) == 2
+
+
+def test_a_proxy_of_the_environment_is_asked_for_other_machines(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", server.url.replace("//", "//user:pass%20word@"))
+    server.answers = [(200, {"results": []})]
+    with Api("http://millrace.example:8080", "secret") as api:
+        api.commit("/slot", [])
+    assert server.asked[0][1] == "http://millrace.example:8080/slot:commit"
+    assert server.proxy_logins == ["Basic " + base64.b64encode(b"user:pass word").decode()]
+
+
+def test_no_proxy_is_asked_for_this_machine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    server.answers = [(200, {"results": []})]
+    with Api(server.url, "secret") as api:
+        api.commit("/slot", [])
+    assert server.asked[0][1] == "/slot:commit"
