@@ -14,18 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from service.catalog.overview import Figures, OperatorStore, TaskFigures
-from service.figures import (
-    ADVANCES,
-    DROPPED,
-    OPERATOR_FAMILIES,
-    TASK_FAMILIES,
-    TOTAL,
-    Family,
-    Samples,
-    Size,
-    of_operator,
-    of_task,
-)
+from service.figures import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task
+from service.streams.samples import TOTAL, Family, Samples
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
 REGISTRY = CollectorRegistry()

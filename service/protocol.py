@@ -130,16 +130,6 @@ class Spread(TypedDict, total=False):
     last: Count
 
 
-class Measured(TypedDict, total=False):
-    """Figures of an operator in one batch."""
-
-    lateness_ms: Spread
-    buffer_records: Spread
-    buffer_bytes: Spread
-    overtime_ms: Spread
-    emitted: Count
-
-
 class Counters(TypedDict, total=False):
     """What the batch adds to the totals of its task, by operator where it is an operator's."""
 
@@ -148,7 +138,7 @@ class Counters(TypedDict, total=False):
     dropped: dict[str, dict[str, Count]]
     advances: dict[str, Count]
     batch_us: Spread
-    operators: dict[str, Measured]
+    operators: dict[str, dict[str, Count | Spread]]  # by what each measures: it declares that
 
 
 class TaskCommit(msgspec.Struct, frozen=True):

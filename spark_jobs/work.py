@@ -28,7 +28,6 @@ from service.protocol import (
     AssignedTask,
     Counters,
     InputRange,
-    Measured,
     Move,
     Spread,
     StoreRef,
@@ -237,7 +236,7 @@ class TaskRunner:
             "records_out": sum(records.num_rows for _, _, records in outputs),
             "dropped": counted(result.dropped),
             "batch_us": cast("Spread", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
-            "operators": cast("dict[str, Measured]", result.measures),
+            "operators": result.measures,
         }
         if advance is not None:
             counters["advances"] = {advance.reason: 1}

@@ -13,7 +13,7 @@ from service.streams.operators.step import Advancing, Rest, Step
 from service.streams.records import StoreSpec
 from tests.task import NOTHING, DictState, Record, batch_of, shown
 
-STORE = StoreSpec("t-one", "one", "key_value", "t-one-changelog", "suppress", None)
+STORE = StoreSpec("t-one", "one", "key_value", "t-one-changelog", "suppress", "ordered", None)
 
 
 class Machine:

@@ -21,11 +21,10 @@ from service.storage.replica import Replica
 from service.storage.view import View
 from service.streams.partitioner import murmur2
 from service.streams.records import StoreSpec
-from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Found, Page, Place, Query, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain
-from service.streams.topology.graph import Node, Topology
+from service.streams.topology.graph import Node, Topology, form_of
 from service.streams.topology.spec import JobSpec
 from tests.task import batch_of
 

@@ -15,11 +15,10 @@ from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread
 from service.streams.layouts import reserved
 from service.streams.layouts.expiry import expires_after
 from service.streams.records import RECORD_SCHEMA, StoreSpec
-from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Query, read, read_page
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain, ChainResult
-from service.streams.topology.graph import Topology
+from service.streams.topology.graph import Topology, form_of
 from service.streams.topology.spec import JobSpec
 
 Record = dict[str, Any]

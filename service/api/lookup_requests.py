@@ -19,8 +19,9 @@ from starlette.requests import Request
 from service.lookups import Known
 from service.positions import Position, StoreCursor, opaque, position_of, store_cursor_of
 from service.problems import refused
+from service.streams.clock import END_OF_TIME
 from service.streams.errors import UnknownStore
-from service.streams.stores.reading import END_OF_TIME, Place
+from service.streams.stores.reading import Place
 from service.streams.stores.reading import Query as StoreQuery
 
 Kind = Literal["sessions", "windows", "keys"]

@@ -48,7 +48,7 @@ class StoreView(BaseModel):
     id: str
     name: str
     type: Literal["session", "window", "key_value"]
-    kind: Literal["aggregate", "distinct", "deduplicate", "suppress"]
+    kind: Annotated[str, Field(description="What it holds: `aggregate`, `distinct`, `deduplicate`, `suppress`.")]
     job: str
     operator: str
     partitions: list[StorePartitionView]

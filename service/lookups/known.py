@@ -20,9 +20,8 @@ from service.catalog.stores import StoreNow, store_now
 from service.notify import Hub
 from service.streams.errors import UnknownStore
 from service.streams.partitioner import murmur2
-from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Form, Query, Told
-from service.streams.topology.graph import Topology
+from service.streams.topology.graph import Topology, form_of
 
 ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will come by itself
 KNOWN_FOR_S: Final = 1.0  # what the catalog says of a store is used so long, unless something woke

@@ -20,9 +20,6 @@ import pyarrow.compute as pc
 from service.simulate.request import SimulatedRecord, SimulateRequest, batches, sees_batches
 from service.storage.replica import Replica
 from service.streams.errors import SimulationTooLarge
-from service.streams.operators.aggregate import AggregateSpec
-from service.streams.operators.fields import MAX_INT64
-from service.streams.operators.windows import HoppingWindow, SlidingWindow
 from service.streams.topology.spec import JobSpec
 
 MAX_ITEMS: Final = 100_000  # in an answer: outputs, dropped records and entries of stores, together
@@ -33,7 +30,6 @@ _MAX_STORED: Final = 4 * MAX_ITEMS  # store keys while it runs: those of indexes
 _MAX_DISK: Final = 8 * MAX_BYTES  # that replicas take meanwhile
 _FED_RECORDS: Final = 1000  # at once
 _FED_BYTES: Final = 32 << 20  # that they may become at once; an operator takes ten times that to make them
-_NUMBERS: Final = frozenset({"count", "sum", "mean"})  # functions whose values do not grow with those of records
 ROW_BYTES: Final = 64  # of what is not key or value
 
 
@@ -49,22 +45,13 @@ class Reach:
 
     @classmethod
     def of(cls, spec: JobSpec, records: Sequence[SimulatedRecord]) -> Reach:
-        hops = most = 1
-        aggregates = [each for each in spec.operators if isinstance(each, AggregateSpec)]
-        for window in (each.window for each in aggregates):
-            if isinstance(window, HoppingWindow):
-                hops *= math.ceil(window.size_ms / window.advance_ms)
-            elif isinstance(window, SlidingWindow):
-                most *= 2 * max(1, _crowd(records, window.time_difference_ms))
-        functions = {function.fn for each in aggregates for function in each.aggregates.values()}
-        return cls(hops, hops * most, not functions <= _NUMBERS)
-
-
-def _crowd(records: Sequence[SimulatedRecord], difference_ms: int) -> int:
-    """The most records that lie so close together: a record changes no more than twice as many sliding windows."""
-    times = np.sort(np.array([record.timestamp for record in records], np.int64))
-    ends = np.searchsorted(times, times + np.minimum(difference_ms, MAX_INT64 - times), "right")
-    return int((ends - np.arange(len(times))).max(initial=0))
+        times = np.array([record.timestamp for record in records], np.int64)
+        fans = [operator.fan_out(times) for operator in spec.operators]
+        return cls(
+            math.prod(fan.for_certain for fan in fans),
+            math.prod(fan.most for fan in fans),
+            any(fan.has_values for fan in fans),
+        )
 
 
 def check_reach(

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from service.streams.errors import InvalidRecords, InvalidSpec, Problem
 from service.streams.inputs import Batch, Input, Part, Position, Unread, batch_of
-from service.streams.operators.aggregate import AggregateSpec
 from service.streams.operators.fields import MAX_INT64
 from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
@@ -83,7 +82,7 @@ def batches(body: SimulateRequest) -> list[range]:
 
 def sees_batches(spec: JobSpec) -> bool:
     """Whether outputs depend on how records are cut into batches."""
-    return any(isinstance(each, AggregateSpec) and each.updates == "last_per_batch" for each in spec.operators)
+    return any(operator.sees_batches for operator in spec.operators)
 
 
 def input_of(partition: int) -> Input:

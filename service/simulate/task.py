@@ -18,10 +18,9 @@ from service.storage.replica import Replica
 from service.streams import clock
 from service.streams.inputs import Batch, Input, Origins
 from service.streams.records import StateReader
-from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Entry, Form, Place, Query, Snapshot, read, read_page
 from service.streams.topology.chain import Chain, ChainResult
-from service.streams.topology.graph import Node, SubTopology
+from service.streams.topology.graph import Node, SubTopology, form_of
 
 _PAGE_ITEMS: Final = 1000
 

@@ -233,7 +233,7 @@ class View:
 
     def _looked_up(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """Without the indexes by time."""
-        if self._store.kind == "deduplicate":
+        if self._store.layout == "identities":
             return changes
         is_index = pc.starts_with(changes.column("key"), store_keys.INDEX)
         return changes.filter(pc.invert(is_index)) if pc.any(is_index).as_py() else changes

@@ -40,12 +40,13 @@ Ranges = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 StoreType = Literal["key_value", "session", "window"]
-StoreKind = Literal["deduplicate", "aggregate", "distinct", "suppress"]
+Layout = Literal["identities", "ordered"]  # how its entries lie in bytes: `layouts`
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """What a replica must know about a store to keep it: its names, and how its entries expire.
+    """What a replica must know about a store to keep it: its names, what its operator keeps in it (`kind`, as lookups
+    and metrics call it), how that lies in bytes, and how it expires.
 
     `interval_ms`: how long, in stream time, an entry lives after its own time (deduplicate: its timestamp; a
     session: its end; a window: its start); None = until it is deleted.
@@ -55,7 +56,8 @@ class StoreSpec:
     operator: str
     type: StoreType
     changelog: str
-    kind: StoreKind
+    kind: str
+    layout: Layout
     interval_ms: int | None
 
 

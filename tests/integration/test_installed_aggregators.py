@@ -6,10 +6,8 @@ docs/aggregators.md.
 from __future__ import annotations
 
 import importlib
-import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +16,8 @@ from typing import Any
 import pytest
 
 from service.streams.operators import aggregators
-from service.streams.stores.forms import form_of
+from service.streams.topology.graph import form_of
+from tests.installing import install, install_example
 from tests.integration.test_spark_slot import World, turn_until
 from tests.serving import serving
 from tests.stores import Engine, Job, at
@@ -35,31 +34,14 @@ class Broken:
 SESSION = {"type": "session", "gap_ms": 1_000, "grace_ms": 5_000}
 
 
-def install(folder: Path, name: str, version: str, code: str, points: dict[str, str]) -> None:
-    """What an installer leaves behind: a module, and its metadata."""
-    module = name.replace("-", "_")
-    (folder / f"{module}.py").write_text(code)
-    info = folder / f"{module}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [f"[{aggregators.GROUP}]", *(f"{point} = {value}" for point, value in points.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
-def example() -> tuple[dict[str, Any], str]:
-    """The project and the code of the documentation's example."""
-    blocks = dict(re.findall(r"```(python|toml)\n(.*?)```", PAGE, re.DOTALL))
-    return tomllib.loads(blocks["toml"])["project"], blocks["python"]
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of packages that this process, which is service and worker here, can import."""
     folder = tmp_path / "site"
     folder.mkdir()
-    project, code = example()
-    install(folder, project["name"], project["version"], code, project["entry-points"][aggregators.GROUP])
-    install(folder, "broken-ones", "0.2", BROKEN, {"broken": "broken_ones:Broken", "gone": "broken_ones:Gone"})
+    install_example(folder, "aggregators.md", aggregators.GROUP)
+    broken = {"broken": "broken_ones:Broken", "gone": "broken_ones:Gone"}
+    install(folder, "broken-ones", "0.2", BROKEN, aggregators.GROUP, broken)
     monkeypatch.syspath_prepend(str(folder))
     aggregators.aggregator_named.cache_clear()
     yield folder

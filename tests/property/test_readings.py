@@ -17,8 +17,8 @@ from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import reading
-from service.streams.stores.forms import form_of
 from service.streams.stores.reading import Page, Place, Query, read, read_page
+from service.streams.topology.graph import form_of
 from tests.task import DictState, job
 
 GAP_MS, KEPT_MS = 5, 50

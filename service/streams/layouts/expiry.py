@@ -1,10 +1,10 @@
-"""When entries of a store are over: the stream time after which each is absent, whatever the kind of the store.
+"""When entries of a store are over: the stream time after which each is absent, in every layout.
 
 It knows which of an entry's times counts; it refuses to know who deletes it, and when.
 
-deduplicate   the timestamp in the entry
-session, window stores   the end of a session, the start of a window; of packed sessions the last end. The rest (index,
-                         what an operator remembers) is deleted by who wrote it
+identities   the timestamp in the entry
+ordered      the end of a session, the start of a window; of packed sessions the last end. The rest (index, what an
+             operator remembers) is deleted by who wrote it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
     if store.interval_ms is None:
         return np.full(changes.num_rows, NEVER, np.int64)
     keys, values = changes.column("key"), changes.column("value")
-    times = _times_of_identities(values) if store.kind == "deduplicate" else _times(keys, values)
+    times = _times_of_identities(values) if store.layout == "identities" else _times(keys, values)
     lives = (times != NEVER) & (times <= NEVER - store.interval_ms)
     return np.where(lives, times + store.interval_ms, NEVER) if lives.any() else np.full(len(times), NEVER)
 

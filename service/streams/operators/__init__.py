@@ -1,72 +1,45 @@
-"""One file per operator: its specification and its state machine. This list is all that Millrace can run."""
+"""One file an operator: its specification, which declares what others have to know of it, and its state machine.
+
+Every module of this package is looked through for operators, and so is what is installed beside Millrace: Python
+entry points of the group `millrace.operators`, each naming the class of a specification (docs/installed-operators.md).
+Code is taken from nowhere else, over HTTP least of all.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated, Final, Union
 
 from pydantic import Field
 
-from service.streams.operators.aggregate import Aggregate, AggregateSpec
-from service.streams.operators.deduplicate import (
-    Deduplicate,
-    DeduplicateByKeySpec,
-    DeduplicateByKeyValueSpec,
-    DeduplicateSpec,
-)
-from service.streams.operators.distinct import Distinct, DistinctSpec
-from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.map_values import MapValues, MapValuesSpec
-from service.streams.operators.select_key import SelectKey, SelectKeySpec
-from service.streams.operators.step import OnError, Stateful, Stateless
-from service.streams.operators.suppress import Suppress, SuppressSpec
-from service.streams.operators.upstream import PLAIN, Upstream
+from service.streams.operators.declaration import DECLARED, OperatorSpec, StatefulSpec
 
-OperatorSpec = Annotated[
-    FilterSpec
-    | MapValuesSpec
-    | SelectKeySpec
-    | DeduplicateByKeySpec
-    | DeduplicateByKeyValueSpec
-    | DeduplicateSpec
-    | DistinctSpec
-    | AggregateSpec
-    | SuppressSpec,
-    Field(discriminator="op"),
-]
-StatefulSpec = (
-    DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec | DistinctSpec | AggregateSpec | SuppressSpec
-)
-AVAILABLE = (
-    "filter",
-    "map_values",
-    "select_key",
-    "deduplicate_by_key",
-    "deduplicate_by_key_value",
-    "deduplicate",
-    "distinct",
-    "aggregate",
-    "suppress",
-)
-PLANNED = ("repartition", "merge", "branch")
+GROUP: Final = "millrace.operators"
+PLANNED: Final = ("repartition", "merge", "branch")
 
 
-def operator_of(spec: OperatorSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> Stateless | Stateful:
-    """The state machine that runs a specification on what `upstream` makes of the records that reach it.
+def _find() -> dict[str, type[OperatorSpec]]:
+    """All operators, by `op`. Raises ImportError for an installed one that can not be used."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    for point in sorted(entry_points(group=GROUP)):
+        try:
+            found = point.load()
+        except Exception as error:
+            raise ImportError(f"The installed operator {point.value} can not be loaded: {error}") from error
+        if found not in DECLARED.values():
+            raise ImportError(f"The installed operator {point.value} is not under @operator")
+    return dict(sorted(DECLARED.items()))
 
-    `name` is what its errors and dropped records carry.
-    """
-    match spec:
-        case FilterSpec():
-            return Filter(spec, name, on_error, upstream)
-        case MapValuesSpec():
-            return MapValues(spec, name, on_error, upstream)
-        case SelectKeySpec():
-            return SelectKey(spec, name, on_error)
-        case DistinctSpec():
-            return Distinct(spec, name)
-        case AggregateSpec():
-            return Aggregate(spec, name, on_error)
-        case SuppressSpec():
-            return Suppress(spec, name, upstream)
-        case _:
-            return Deduplicate(spec, name, on_error)
+
+SPECS: Final = _find()
+AVAILABLE: Final = tuple(SPECS)
+
+if TYPE_CHECKING:
+    AnyOperator = OperatorSpec
+else:
+    AnyOperator = Annotated[Union[tuple(SPECS.values())], Field(discriminator="op")]  # noqa: UP007  not known before
+
+__all__ = ["AVAILABLE", "GROUP", "PLANNED", "SPECS", "AnyOperator", "OperatorSpec", "StatefulSpec"]

@@ -6,8 +6,9 @@ It knows when results go on and as what (semantics.md); who belongs together is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,12 @@ from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.reserved import stream_time
+from service.streams.operators.aggregate_values import AggregateValues
 from service.streams.operators.aggregates import Aggregates, State, taken
 from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import say_why
-from service.streams.operators.fields import MAX_INT64, OperatorName, Spec, problem
+from service.streams.operators.declaration import FanOut, Kept, StatefulSpec, operator
+from service.streams.operators.fields import MAX_INT64, problem
 from service.streams.operators.functions import Events, FunctionSpec
 from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s
 from service.streams.operators.into_sessions import IntoSessions
@@ -30,18 +33,27 @@ from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindo
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
 from service.streams.operators.map_values import FieldName
 from service.streams.operators.step import Evaluated, OnError, Rest, Step, TooMany, evaluate_for
+from service.streams.operators.upstream import Upstream
 from service.streams.operators.windows import (
+    HoppingWindow,
     SessionWindow,
     SlidingWindow,
     WindowSpec,
     closing_delay_ms,
+    form_of_windows,
     index_lag_ms,
+    kept_ms,
+    store_type,
 )
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, as_records, as_task_rows, empty
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, as_task_rows, empty
+from service.streams.samples import LATENESS, WINDOW_DROPS, Measure
+from service.streams.stores.families import Table
+from service.streams.stores.reading import Form
 
 MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
 MOST_BYTES_AT_ONCE: Final = 64 << 20  # that they may take in the store
 _SAMPLED: Final = 256  # of which that is guessed
+_NUMBERS: Final = frozenset({"count", "sum", "mean"})  # functions whose values do not grow with those of records
 
 
 class _Move(NamedTuple):
@@ -56,15 +68,57 @@ class _Move(NamedTuple):
     is_on_its_way: bool = False
 
 
-class AggregateSpec(Spec):
+@operator
+class AggregateSpec(StatefulSpec):
     """`{"op": "aggregate", "name", "window", "aggregates": {name: {"fn", "of"?}}, "emit", "updates"}`"""
 
     op: Literal["aggregate"]
-    name: OperatorName
     window: WindowSpec | None = None
     aggregates: Annotated[dict[FieldName, FunctionSpec], Field(min_length=1, max_length=256)]
     emit: Literal["on_update", "on_window_close"] = "on_update"
     updates: Literal["every", "last_per_batch"] = "every"
+
+    kind: ClassVar[str] = "aggregate"
+    measures: ClassVar[tuple[Measure, ...]] = (LATENESS, *WINDOW_DROPS)
+
+    @property
+    def kept(self) -> Kept:
+        """An entry a group."""
+        return Kept(store_type(self.window), "ordered", None if self.window is None else kept_ms(self.window))
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Aggregate:
+        """It gathers and folds."""
+        return Aggregate(self, name, on_error)
+
+    def downstream(self, upstream: Upstream) -> Upstream:
+        """A table, with these windows."""
+        return Upstream(is_table=True, window=None if self.window is None else self.window.model_dump(mode="json"))
+
+    def fan_out(self, timestamps: Int64s) -> FanOut:
+        """An update for each window that a record is in."""
+        has_values = not {function.fn for function in self.aggregates.values()} <= _NUMBERS
+        match self.window:
+            case HoppingWindow(size_ms=size_ms, advance_ms=advance_ms):
+                hops = -(-size_ms // advance_ms)
+                return FanOut(hops, hops, has_values)
+            case SlidingWindow(time_difference_ms=difference_ms):
+                return FanOut(1, 2 * max(1, _crowd(timestamps, difference_ms)), has_values)
+            case _:
+                return FanOut(has_values=has_values)
+
+    @property
+    def sees_batches(self) -> bool:
+        """The net change of a batch depends on it."""
+        return self.updates == "last_per_batch"
+
+    @classmethod
+    def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
+        """A table, or windows."""
+        # Not checked again: who looks need not have a custom aggregator installed.
+        specs = {field: FunctionSpec.model_construct(**each) for field, each in spec["aggregates"].items()}
+        window = spec.get("window")
+        values = AggregateValues(name, specs, has_stamps=window is None or window["type"] != "session")
+        return Form((Table(values),)) if window is None else form_of_windows(window, store.interval_ms, values)
 
     @field_validator("aggregates")
     @classmethod
@@ -333,6 +387,13 @@ class _Said:
                 kept,
             )
         return cls(gathered, kept)
+
+
+def _crowd(timestamps: Int64s, difference_ms: int) -> int:
+    """The most records that lie so close together: a record changes no more than twice as many sliding windows."""
+    times = np.sort(timestamps)
+    ends = np.searchsorted(times, times + np.minimum(difference_ms, MAX_INT64 - times), "right")
+    return int((ends - np.arange(len(times))).max(initial=0))
 
 
 def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:

@@ -7,8 +7,8 @@ like every record they move `obs`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,47 +16,82 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import clock, measures
+from service.streams.clock import END_OF_TIME
+from service.streams.expressions import Expression
 from service.streams.inputs import Origins
 from service.streams.kernels import deduplicate as kernel
 from service.streams.layouts import identities
 from service.streams.layouts.changelog import sorted_changelog
 from service.streams.layouts.reserved import stream_time
-from service.streams.operators.fields import Duration, OperatorName, Spec, TextExpression, admitted
+from service.streams.operators.declaration import Kept, StatefulSpec, operator
+from service.streams.operators.fields import Duration, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
 from service.streams.operators.step import OnError, Step, evaluate_for
-from service.streams.records import Dropped, StateReader
+from service.streams.operators.upstream import PLAIN, Upstream
+from service.streams.records import Dropped, StateReader, StoreSpec
+from service.streams.stores.families import Hashed, Identities, Pairs
+from service.streams.stores.reading import Form
 
 Int64s = npt.NDArray[np.int64]
-Identities = tuple[npt.NDArray[np.int32], pa.Array]  # dense id per record (-1 = none), identity per id
+Identified = tuple[npt.NDArray[np.int32], pa.Array]  # dense id per record (-1 = none), identity per id
 
 
-class DeduplicateByKeySpec(Spec):
+class AnyDeduplicateSpec(StatefulSpec):
+    """What the three have in common."""
+
+    interval_ms: Duration
+
+    kind: ClassVar[str] = "deduplicate"
+
+    @property
+    def kept(self) -> Kept:
+        """An entry an identity, which lives for the interval."""
+        return Kept("key_value", "identities", self.interval_ms)
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Deduplicate:
+        """The same for all."""
+        return Deduplicate(self, name, on_error)
+
+    def downstream(self, upstream: Upstream) -> Upstream:
+        """Plain records: who looks at keys alone lets one update of several windows through, which is no table."""
+        return PLAIN
+
+    @classmethod
+    def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
+        """Identities; those that are too long lie under their hash."""
+        kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
+        return Form((Identities(kept_ms), Hashed(kept_ms, is_key=True)))
+
+
+@operator
+class DeduplicateByKeySpec(AnyDeduplicateSpec):
     """`{"op": "deduplicate_by_key", "name", "interval_ms"}`: within a key"""
 
     op: Literal["deduplicate_by_key"]
-    name: OperatorName
-    interval_ms: Duration
 
 
-class DeduplicateByKeyValueSpec(Spec):
+@operator
+class DeduplicateByKeyValueSpec(AnyDeduplicateSpec):
     """`{"op": "deduplicate_by_key_value", "name", "id": expression, "interval_ms"}`: within (key, id)"""
 
     op: Literal["deduplicate_by_key_value"]
-    name: OperatorName
     id: TextExpression
-    interval_ms: Duration
+
+    @classmethod
+    def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
+        """Pairs, under their key."""
+        kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
+        return Form((Pairs(kept_ms), Hashed(kept_ms, is_key=False)))
 
 
-class DeduplicateSpec(Spec):
+@operator
+class DeduplicateSpec(AnyDeduplicateSpec):
     """`{"op": "deduplicate", "name", "id": expression, "interval_ms"}`: within an id, whatever the key"""
 
     op: Literal["deduplicate"]
-    name: OperatorName
     id: TextExpression
-    interval_ms: Duration
 
-
-AnyDeduplicateSpec = DeduplicateByKeySpec | DeduplicateByKeyValueSpec | DeduplicateSpec
+    is_global: ClassVar[bool] = True
 
 
 class Deduplicate:
@@ -64,7 +99,9 @@ class Deduplicate:
 
     def __init__(self, spec: AnyDeduplicateSpec, name: str, on_error: OnError) -> None:
         self.name, self.on_error, self.interval_ms = name, on_error, spec.interval_ms
-        self.expressions = {} if isinstance(spec, DeduplicateByKeySpec) else {"id": admitted(spec.id)}
+        self.expressions: dict[str, Expression] = {}
+        if isinstance(spec, DeduplicateByKeyValueSpec | DeduplicateSpec):
+            self.expressions["id"] = admitted(spec.id)
         self.identify = _IDENTIFY[spec.op]
 
     def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
@@ -79,7 +116,7 @@ class Deduplicate:
         return self._judge(rows, self.identify(rows.column("key"), identifiers), words, state, dropped)
 
     def _judge(
-        self, rows: pa.RecordBatch, found: Identities, words: Int64s, state: StateReader, dropped: list[Dropped]
+        self, rows: pa.RecordBatch, found: Identified, words: Int64s, state: StateReader, dropped: list[Dropped]
     ) -> Step:
         ids, distinct = found
         entries = _Entries(distinct, state)
@@ -131,16 +168,16 @@ class _Entries:
         return sorted_changelog((self._keys.filter(pa.array(written)), entries), obs)
 
 
-def _by_key(keys: pa.Array, ids: pa.Array | None) -> Identities:
+def _by_key(keys: pa.Array, ids: pa.Array | None) -> Identified:
     encoded = keys.dictionary_encode()
     return _dense(encoded.indices), encoded.dictionary
 
 
-def _by_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
+def _by_id(keys: pa.Array, ids: pa.Array | None) -> Identified:
     return _by_key(ids, None)
 
 
-def _by_key_and_id(keys: pa.Array, ids: pa.Array | None) -> Identities:
+def _by_key_and_id(keys: pa.Array, ids: pa.Array | None) -> Identified:
     """Dense ids of pairs: the two are encoded alone, so that only distinct pairs are ever joined as bytes."""
     key_ids, distinct_keys = _by_key(keys, None)
     id_ids, distinct_ids = _by_key(ids, None)
@@ -159,7 +196,7 @@ def _dense(indices: pa.Array) -> npt.NDArray[np.int32]:
     return found
 
 
-_IDENTIFY: dict[str, Callable[[pa.Array, pa.Array | None], Identities]] = {
+_IDENTIFY: dict[str, Callable[[pa.Array, pa.Array | None], Identified]] = {
     "deduplicate_by_key": _by_key,
     "deduplicate_by_key_value": _by_key_and_id,
     "deduplicate": _by_id,

@@ -6,8 +6,9 @@ silently by the records that do not go on. It refuses to know batches: every cut
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,23 @@ from service.streams.layouts import store_keys
 from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.entries import EntryCodec
 from service.streams.layouts.reserved import stream_time
-from service.streams.operators.fields import MAX_INT64, OperatorName, Spec
+from service.streams.operators.declaration import Kept, StatefulSpec, operator
+from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
-from service.streams.operators.step import Step
-from service.streams.operators.windows import SessionWindow, TumblingWindow, closing_delay_ms
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, empty
+from service.streams.operators.step import OnError, Step
+from service.streams.operators.upstream import Upstream
+from service.streams.operators.windows import (
+    SessionWindow,
+    TumblingWindow,
+    closing_delay_ms,
+    form_of_windows,
+    kept_ms,
+    store_type,
+)
+from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, empty
+from service.streams.samples import LATENESS, WINDOW_DROPS, Measure
+from service.streams.stores.families import PackedSessions, Texts
+from service.streams.stores.reading import Form
 
 Int64s = npt.NDArray[np.int64]
 Part = tuple[pa.Array, pa.Array]  # store keys and values
@@ -35,12 +48,47 @@ _PAST_ALL: Final = b"\xff" * 9  # behind all times
 _ENTRIES = EntryCodec(["<i8"])  # the timestamp of a window's first record, of a session's last
 
 
-class DistinctSpec(Spec):
+@operator
+class DistinctSpec(StatefulSpec):
     """`{"op": "distinct", "name", "window": tumbling or session}`"""
 
     op: Literal["distinct"]
-    name: OperatorName
     window: Annotated[TumblingWindow | SessionWindow, Field(discriminator="type")]
+
+    kind: ClassVar[str] = "distinct"
+    measures: ClassVar[tuple[Measure, ...]] = (LATENESS, *WINDOW_DROPS)
+
+    @property
+    def kept(self) -> Kept:
+        """An entry a window."""
+        return Kept(store_type(self.window), "ordered", kept_ms(self.window))
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Distinct:
+        """It lets the first one through."""
+        return Distinct(self, name)
+
+    def downstream(self, upstream: Upstream) -> Upstream:
+        """Plain records with a window."""
+        return Upstream(window=self.window.model_dump(mode="json"))
+
+    @classmethod
+    def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
+        """Windows, with a timestamp and nothing else."""
+        return form_of_windows(spec["window"], store.interval_ms, _Stamps())
+
+
+class _Stamps:
+    """What its values show."""
+
+    def shown(self, values: Sequence[bytes], ends: list[int]) -> tuple[list[int], Texts]:
+        stamps = _ENTRIES.unpack(list(values))[1][0].tolist()
+        return stamps, [None] * len(stamps)
+
+    def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
+        found = _ENTRIES.unpack_sessions(list(packed))
+        stamps = found.columns[0].tolist()
+        counts, starts, ends = found.counts.tolist(), found.starts.tolist(), found.ends.tolist()
+        return PackedSessions(counts, starts, ends, stamps, [None] * len(stamps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,22 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from service.streams.operators.fields import Condition, OperatorName, Spec, admitted
+from service.streams.operators.declaration import OperatorSpec, operator
+from service.streams.operators.fields import Condition, admitted
 from service.streams.operators.step import OnError, Step, evaluate_for, evaluate_updates
 from service.streams.operators.upstream import PLAIN, Upstream
 
 
-class FilterSpec(Spec):
+@operator
+class FilterSpec(OperatorSpec):
     """`{"op": "filter", "where": expression}`"""
 
     op: Literal["filter"]
-    name: OperatorName | None = None
     where: Condition
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Filter:
+        """It lets through, or takes back."""
+        return Filter(self, name, on_error, upstream)
 
 
 class Filter:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, Field
 
-from service.streams.operators.fields import ExpressionText, OperatorName, Spec, admitted, kind_name, problem
+from service.streams.operators.declaration import OperatorSpec, operator
+from service.streams.operators.fields import ExpressionText, admitted, kind_name, problem
 from service.streams.operators.json_form import objects, writer
 from service.streams.operators.step import OnError, Step, evaluate_for, evaluate_updates
 from service.streams.operators.upstream import PLAIN, Upstream
@@ -29,12 +30,16 @@ ValueExpression = Annotated[ExpressionText, AfterValidator(_has_json_form)]
 FieldName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class MapValuesSpec(Spec):
+@operator
+class MapValuesSpec(OperatorSpec):
     """`{"op": "map_values", "select": {field: expression}}`"""
 
     op: Literal["map_values"]
-    name: OperatorName | None = None
     select: Annotated[dict[FieldName, ValueExpression], Field(min_length=1, max_length=256)]
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> MapValues:
+        """It gives each record a value."""
+        return MapValues(self, name, on_error, upstream)
 
 
 class MapValues:

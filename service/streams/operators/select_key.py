@@ -5,20 +5,32 @@ The key is the text of the expression in UTF-8; null gives a null key.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from service.streams.operators.fields import OperatorName, Spec, TextExpression, admitted
+from service.streams.operators.declaration import OperatorSpec, operator
+from service.streams.operators.fields import TextExpression, admitted
 from service.streams.operators.step import OnError, Step, evaluate_for
+from service.streams.operators.upstream import PLAIN, Upstream
 
 
-class SelectKeySpec(Spec):
+@operator
+class SelectKeySpec(OperatorSpec):
     """`{"op": "select_key", "key": expression}`"""
 
     op: Literal["select_key"]
-    name: OperatorName | None = None
     key: TextExpression
+
+    changes_key: ClassVar[bool] = True
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> SelectKey:
+        """It gives each record a key."""
+        return SelectKey(self, name, on_error)
+
+    def downstream(self, upstream: Upstream) -> Upstream:
+        """Plain records."""
+        return PLAIN
 
 
 class SelectKey:

@@ -7,8 +7,9 @@ steps as it takes. It refuses to know batches: every cut of the input gives the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Final, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +17,21 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
 from service.streams.clock import CloseReason
-from service.streams.errors import SuppressionFull
+from service.streams.errors import Problem, SuppressionFull
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import buffer as kernel
 from service.streams.layouts import store_keys
 from service.streams.operators.buffering import Feed, Flow, load
 from service.streams.operators.closing import say_why
-from service.streams.operators.fields import MAX_INT64, Duration, OperatorName, Spec, problem
+from service.streams.operators.declaration import Kept, StatefulSpec, operator
+from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
 from service.streams.operators.keyed import Keyed
-from service.streams.operators.step import Rest, Step
+from service.streams.operators.step import OnError, Rest, Step
 from service.streams.operators.upstream import Upstream
-from service.streams.records import TASK_SCHEMA, StateReader, empty
+from service.streams.records import TASK_SCHEMA, StateReader, StoreSpec, empty
+from service.streams.samples import LATENESS, Count, Level, Measure, Spread
+from service.streams.stores.families import Buffer
+from service.streams.stores.reading import Form
 
 _FIRST_HEADS: Final = 256  # entries that are not due and loaded all the same, where bounds may evict them
 _MOST_AT_ONCE: Final = 64 << 20  # bytes of stored entries that leave in one step
@@ -69,14 +74,84 @@ class BufferSpec(Spec):
         return np.array([MAX_INT64 if bound is None else bound for bound in given], np.int64)
 
 
-class SuppressSpec(Spec):
+_BUFFER: Final = "suppression_buffer"
+
+
+@operator
+class SuppressSpec(StatefulSpec):
     """`{"op": "suppress", "name", "until": "window_closes" | "time_limit", "time_limit_ms"?, "buffer"}`"""
 
     op: Literal["suppress"]
-    name: OperatorName
     until: Literal["window_closes", "time_limit"]
     time_limit_ms: Annotated[Duration | None, Field(validate_default=True)] = None
     buffer: BufferSpec = BufferSpec()
+
+    kind: ClassVar[str] = "suppress"
+    measures: ClassVar[tuple[Measure, ...]] = (
+        LATENESS,
+        Level(
+            reading="buffer_bytes",
+            name=f"{_BUFFER}_size_bytes",
+            meaning="Bytes in the buffer of suppress",
+            changes="Bytes in the buffer, at each change of it",
+            average="Bytes in the buffer, on average over its changes",
+            most="Bytes in the buffer when it was largest",
+        ),
+        Level(
+            reading="buffer_records",
+            name=f"{_BUFFER}_count",
+            meaning="Records in the buffer of suppress",
+            changes="Records in the buffer, at each change of it",
+            average="Records in the buffer, on average over its changes",
+            most="Records in the buffer when it was fullest",
+        ),
+        Count("emitted", "suppression_emit", "Records that suppress let go"),
+        Spread(
+            reading="overtime_ms",
+            name="intermediate_result_suppression_overtime_ms",
+            meaning="How far stream time had passed the moment when a record could leave, as it left",
+            average="Overtime of records that left, on average",
+            extreme="min",
+            extreme_meaning="The least overtime of a record that left",
+        ),
+    )
+
+    @property
+    def kept(self) -> Kept:
+        """What is held back, until it leaves."""
+        return Kept("key_value", "ordered")
+
+    def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Suppress:
+        """It holds updates back."""
+        return Suppress(self, name, upstream)
+
+    def downstream(self, upstream: Upstream) -> Upstream:
+        """The same updates, later where there is a time limit."""
+        return replace(upstream, is_delayed=True) if self.time_limit_ms else upstream
+
+    def contradictions(self, upstream: Upstream) -> Iterator[Problem]:
+        """One that waits for windows to close needs a windowed aggregate before it (KIP-328)."""
+        if self.until != "window_closes":
+            return
+        if not (upstream.is_table and upstream.window):
+            yield Problem(
+                "/until",
+                "window_closes is only defined after a windowed aggregate, no select_key or deduplicate in between",
+            )
+        elif upstream.is_delayed:
+            yield Problem(
+                "/until",
+                "window_closes is not defined after a time limit: an update that was held back until its window had "
+                "closed would come out after the final one",
+            )
+
+    @classmethod
+    def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
+        """What is held back, under its key and window."""
+        kind = upstream.window_type
+        delay_ms = upstream.closing_delay_ms if kind else None
+        is_end_inclusive, is_session = kind in ("session", "sliding"), kind == "session"
+        return Form((Buffer(delay_ms, is_session=is_session),), is_end_inclusive, is_session=is_session)
 
     @field_validator("time_limit_ms")
     @classmethod

@@ -9,11 +9,16 @@ session             [first, last] timestamp, both inclusive; a record within the
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
+from service.streams.clock import END_OF_TIME, saturated
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
+from service.streams.records import StoreType
+from service.streams.stores.families import PackedSessionFamily, Sessions, Values, Windows, WindowTimes
+from service.streams.stores.reading import Form
 
 DEFAULT_RETENTION_MS: Final = 24 * 60 * 60 * 1000
 MAX_OVERLAP: Final = 1000  # hopping windows that one record may fall into
@@ -73,11 +78,6 @@ TimeWindow = TumblingWindow | HoppingWindow
 WindowSpec = Annotated[TimeWindow | SlidingWindow | SessionWindow, Field(discriminator="type")]
 
 
-def saturated(*parts_ms: int) -> int:
-    """Their sum, at most the end of time."""
-    return min(sum(parts_ms), MAX_INT64)
-
-
 def advance_ms(window: TimeWindow) -> int:
     """From one start to the next."""
     return window.size_ms if isinstance(window, TumblingWindow) else window.advance_ms
@@ -115,3 +115,28 @@ def kept_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
             return saturated(difference, delay, max(retention, 2 * difference))
         case _:
             return saturated(window.size_ms, delay, retention)
+
+
+def store_type(window: TimeWindow | SlidingWindow | SessionWindow | None) -> StoreType:
+    """How a store is looked up that has such windows."""
+    match window:
+        case None:
+            return "key_value"
+        case SessionWindow():
+            return "session"
+        case _:
+            return "window"
+
+
+def form_of_windows(window: Mapping[str, Any], kept_ms: int | None, values: Values) -> Form:
+    """How a store is read that has such windows (their JSON), each kept for so long."""
+    parsed = _WINDOW.validate_python(window)
+    length_ms = getattr(parsed, "size_ms", 0) or getattr(parsed, "time_difference_ms", 0)
+    times = WindowTimes(length_ms, closing_delay_ms(parsed), END_OF_TIME if kept_ms is None else kept_ms)
+    if isinstance(parsed, SessionWindow):
+        families = (Sessions(times, values), PackedSessionFamily(times, values))
+        return Form(families, is_end_inclusive=True, is_session=True)
+    return Form((Windows(times, values),), is_end_inclusive=isinstance(parsed, SlidingWindow))
+
+
+_WINDOW: TypeAdapter[Any] = TypeAdapter(WindowSpec)

@@ -22,13 +22,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from service.streams.clock import NOT_STARTED
+from service.streams.clock import END_OF_TIME, NOT_STARTED
 from service.streams.layouts import reserved
 from service.streams.records import StateReader
 
 T = TypeVar("T")
 
-END_OF_TIME: Final = 2**63 - 1
 MAX_SCANNED: Final = 5_000  # entries that one page looks at; what it has then it gives, with where to go on
 
 

@@ -23,7 +23,7 @@ from service.streams.inputs import Batch, Origins
 from service.streams.layouts.backlog import Advance, Backlog, noted
 from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.measures import Reading
-from service.streams.operators import OperatorSpec, operator_of
+from service.streams.operators import AnyOperator, OperatorSpec
 from service.streams.operators.closing import unsaid
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.step import Advancing, OnError, Rest, Stateful, Stateless, Step
@@ -32,7 +32,7 @@ from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec
 from service.streams.topology.complaints import complaints
 from service.streams.topology.graph import Node, Sink, SubTopology
 
-_SPECS: TypeAdapter[Any] = TypeAdapter(OperatorSpec)
+_SPECS: TypeAdapter[Any] = TypeAdapter(AnyOperator)
 _SOURCE: Final = -1  # the place in front of all operators
 _NO_ROWS = empty(TASK_SCHEMA)
 
@@ -307,12 +307,12 @@ def _located(origins: Origins) -> Iterator[None]:
 def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
     """Raises OperatorUnavailable: what was valid where the job was made need not be so here."""
     try:
-        spec = _SPECS.validate_python(node.spec)
+        spec: OperatorSpec = _SPECS.validate_python(node.spec)
     except ValidationError as error:
         raise OperatorUnavailable(
             node.name, "; ".join(problem.detail for problem in complaints(error, node.spec))
         ) from error
-    return operator_of(spec, node.name, on_error, node.upstream)
+    return spec.runner(node.name, on_error, node.upstream)
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

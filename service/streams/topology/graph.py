@@ -11,14 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from service.streams.errors import InvalidSpec, Problem
-from service.streams.operators import OperatorSpec, StatefulSpec
-from service.streams.operators.aggregate import AggregateSpec
-from service.streams.operators.distinct import DistinctSpec
-from service.streams.operators.suppress import SuppressSpec
-from service.streams.operators.upstream import PLAIN, Upstream, upstreams
-from service.streams.operators.windows import SessionWindow, SlidingWindow, TimeWindow, kept_ms
-from service.streams.records import StoreKind, StoreSpec, StoreType
+from service.streams.errors import InvalidSpec, OperatorUnavailable, Problem
+from service.streams.operators import SPECS, OperatorSpec, StatefulSpec
+from service.streams.operators.upstream import PLAIN, Upstream
+from service.streams.records import StoreSpec
+from service.streams.stores.reading import Form
 from service.streams.topology.spec import JobSpec
 
 
@@ -106,11 +103,21 @@ def compile(  # noqa: A001 - it is what it does
     """
     if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
         raise InvalidSpec(found)
-    reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
+    reaching = spec.upstreams()
     nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
     sinks = [Sink(sink.stream, sink.where, len(nodes) - 1 if nodes else None) for sink in spec.sinks]
     dropped = _dropped(spec.name) if spec.keep_dropped else None
     return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
+
+
+def form_of(node: Node) -> Form:
+    """How the store of a node is read. Raises OperatorUnavailable where its operator is not installed here."""
+    spec = SPECS.get(node.op)
+    if node.store is None:
+        raise ValueError(f"{node.name} keeps no store")
+    if spec is None or not issubclass(spec, StatefulSpec):
+        raise OperatorUnavailable(node.name, f"{node.op!r} is not installed")
+    return spec.form(node.name, node.spec, node.upstream, node.store)
 
 
 def _changelog(job: str, operator: OperatorSpec) -> str:
@@ -129,39 +136,16 @@ def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -
 
 
 def _store(job: str, operator: StatefulSpec) -> StoreSpec:
-    name = f"{job}-{operator.name}"
-    kind, type_, interval_ms = _kept(operator)
+    kept = operator.kept
     return StoreSpec(
-        name=name,
+        name=f"{job}-{operator.name}",
         operator=operator.name,
-        type=type_,
+        type=kept.type,
         changelog=_changelog(job, operator),
-        kind=kind,
-        interval_ms=interval_ms,
+        kind=operator.kind,
+        layout=kept.layout,
+        interval_ms=kept.interval_ms,
     )
-
-
-def _kept(operator: StatefulSpec) -> tuple[StoreKind, StoreType, int | None]:
-    """What a store holds, how it is looked up, and how long its entries live after their time."""
-    match operator:
-        case SuppressSpec():
-            return "suppress", "key_value", None
-        case DistinctSpec(window=window):
-            return "distinct", _store_type(window), kept_ms(window)
-        case AggregateSpec(window=window):
-            return "aggregate", _store_type(window), None if window is None else kept_ms(window)
-        case _:
-            return "deduplicate", "key_value", operator.interval_ms
-
-
-def _store_type(window: TimeWindow | SlidingWindow | SessionWindow | None) -> StoreType:
-    match window:
-        case None:
-            return "key_value"
-        case SessionWindow():
-            return "session"
-        case _:
-            return "window"
 
 
 def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:
@@ -193,8 +177,8 @@ def _own_sinks(spec: JobSpec) -> Iterator[Problem]:
 def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:
     moved = False
     for i, operator in enumerate(spec.operators):
-        moved = moved or operator.op == "select_key"
-        if isinstance(operator, StatefulSpec) and (moved or operator.op == "deduplicate"):
+        moved = moved or operator.changes_key
+        if isinstance(operator, StatefulSpec) and (moved or operator.is_global):
             why = "after select_key" if moved else "over all partitions"
             yield Problem(
                 f"/operators/{i}",

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from service.streams.errors import InvalidSpec, Problem
-from service.streams.operators import OperatorSpec
+from service.streams.operators import AnyOperator
 from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, Spec, StreamName
 from service.streams.operators.step import OnError
-from service.streams.operators.suppress import SuppressSpec
-from service.streams.operators.upstream import upstreams
+from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology.complaints import complaints
 
 MAX_OPERATORS = 64
@@ -89,7 +88,7 @@ class JobSpec(Spec):
         Start, Field(description="Where a new job begins to read: `earliest`, `latest`, a timestamp, or offsets.")
     ] = "earliest"
     operators: Annotated[
-        list[OperatorSpec],
+        list[AnyOperator],
         Field(max_length=MAX_OPERATORS, default_factory=list, description="What records pass, one after the other."),
     ]
     sink: Annotated[
@@ -151,6 +150,14 @@ class JobSpec(Spec):
             return []
         return [SinkSpec(stream=self.sink)] if isinstance(self.sink, str) else list(self.sink)
 
+    def upstreams(self) -> list[Upstream]:
+        """For each operator what those before it make of the records that reach it."""
+        found, reaching = [], PLAIN
+        for operator in self.operators:
+            found.append(reaching)
+            reaching = operator.downstream(reaching)
+        return found
+
 
 def _contradictions(spec: JobSpec) -> Iterator[Problem]:
     """What each field alone does not show."""
@@ -162,26 +169,9 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
-    yield from _never_closing(spec)
-
-
-def _never_closing(spec: JobSpec) -> Iterator[Problem]:
-    """A suppress that waits for windows to close needs a windowed aggregate before it (KIP-328)."""
-    reaching = upstreams(operator.model_dump(mode="json") for operator in spec.operators)
-    for i, (operator, upstream) in enumerate(zip(spec.operators, reaching, strict=True)):
-        if not isinstance(operator, SuppressSpec) or operator.until != "window_closes":
-            continue
-        if not (upstream.is_table and upstream.window):
-            yield Problem(
-                f"/operators/{i}/until",
-                "window_closes is only defined after a windowed aggregate, no select_key or deduplicate in between",
-            )
-        elif upstream.is_delayed:
-            yield Problem(
-                f"/operators/{i}/until",
-                "window_closes is not defined after a time limit: an update that was held back until its window had "
-                "closed would come out after the final one",
-            )
+    for i, (operator, upstream) in enumerate(zip(spec.operators, spec.upstreams(), strict=True)):
+        for problem in operator.contradictions(upstream):
+            yield Problem(f"/operators/{i}{problem.pointer}", problem.detail)
 
 
 def _repeated(names: list[str] | list[str | None], pointer: str, noun: str) -> Iterator[Problem]:

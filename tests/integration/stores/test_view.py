@@ -21,7 +21,7 @@ from tests.unit.storage.replicas import STORE, changes, key, value
 
 pytestmark = pytest.mark.services
 
-WINDOWS = StoreSpec("job-w", "w", "window", "job-w-changelog", "aggregate", 100)
+WINDOWS = StoreSpec("job-w", "w", "window", "job-w-changelog", "aggregate", "ordered", 100)
 ALL = Span(b"\x00", b"\xff")
 
 

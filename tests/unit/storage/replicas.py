@@ -12,7 +12,7 @@ from service.streams.layouts.changelog import sorted_changelog
 from service.streams.records import StoreSpec
 
 INTERVAL_MS = 100
-STORE = StoreSpec("job-dedup", "dedup", "key_value", "job-dedup-changelog", "deduplicate", INTERVAL_MS)
+STORE = StoreSpec("job-dedup", "dedup", "key_value", "job-dedup-changelog", "deduplicate", "identities", INTERVAL_MS)
 
 Entries = Mapping[bytes, int | None]  # store key -> timestamp, None = deleted
 

@@ -10,7 +10,7 @@ from service.streams.errors import ExpressionFailed, InvalidSpec
 from service.streams.expressions import run
 from service.streams.operators.filter import Filter, FilterSpec
 from service.streams.operators.map_values import MapValues, MapValuesSpec
-from service.streams.operators.upstream import PLAIN, Upstream, upstreams
+from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
 from tests.task import Task, batch_of, cut, job, outputs, rows_of, run_all, shown
@@ -142,7 +142,7 @@ def test_values_of_any_type_are_taken_past_tombstones():
     ],
 )
 def test_what_reaches_an_operator_depends_on_those_before_it(operators, is_table, window_type):
-    found = upstreams([*operators, AT_LEAST_2])[-1]
+    found = job([*operators, AT_LEAST_2]).sub_topologies[0].nodes[-1].upstream
     assert (found.is_table, found.window_type) == (is_table, window_type)
 
 

@@ -16,7 +16,7 @@ def keys_of(*given):
 
 
 def spec(interval_ms):
-    return StoreSpec("j-once", "once", "key_value", "j-once-changelog", "deduplicate", interval_ms)
+    return StoreSpec("j-once", "once", "key_value", "j-once-changelog", "deduplicate", "identities", interval_ms)
 
 
 def changes(*stamps, obs=None):

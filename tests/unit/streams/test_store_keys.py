@@ -152,7 +152,7 @@ def test_numeric_columns_come_first():
 
 
 def spec(interval_ms, kind="aggregate"):
-    return StoreSpec("t-agg", "agg", "session", "t-agg-changelog", kind, interval_ms)
+    return StoreSpec("t-agg", "agg", "session", "t-agg-changelog", kind, "ordered", interval_ms)
 
 
 def test_sessions_live_by_their_end_windows_by_their_start_and_packed_ones_by_the_last():

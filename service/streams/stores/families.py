@@ -1,7 +1,7 @@
-"""The forms of stores: where the entries of each kind lie, and what they mean to somebody who looks.
+"""Families of entries that stores are made of: where they lie, and what they mean to somebody who looks.
 
-It knows the layouts of `store_keys`, `entries`, `buffers` and `codec`, and how long each kind of entry lives; it
-refuses to know what is asked for (`reading`), and how entries come about.
+It knows the layouts, and how long each kind of entry lives; an operator declares which families its store has, and what
+its values show. It refuses to know what is asked for (`reading`), and how entries come about.
 """
 
 from __future__ import annotations
@@ -11,68 +11,40 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import pyarrow as pa
-from pydantic import TypeAdapter
 
+from service.streams.clock import END_OF_TIME, saturated
 from service.streams.layouts import buffers, identities, store_keys
-from service.streams.operators.functions import FunctionSpec
-from service.streams.operators.windows import SessionWindow, SlidingWindow, WindowSpec, closing_delay_ms, saturated
-from service.streams.stores.reading import END_OF_TIME, Entry, Form, Query, Span
-from service.streams.stores.values import Aggregated, Stamps, Values
-from service.streams.topology.graph import Node
+from service.streams.stores.reading import Entry, Query, Span
 
 Entries = Sequence[tuple[bytes, bytes]]
+Texts = Sequence[str | None]
 
-_WINDOW: TypeAdapter[Any] = TypeAdapter(WindowSpec)
 _PAST_ALL: Final = b"\xff" * 17  # beyond whatever follows a key in its ordered form
 _MAX_BOUND: Final = 480  # bytes: store keys are shorter, and LMDB does not look for much longer ones
 _SPAN: Final = struct.Struct(">qq")
 
 
-def form_of(node: Node) -> Form:
-    """The form of the store that a stateful operator keeps."""
-    store = node.store
-    if store is None:
-        raise ValueError(f"{node.name} keeps no store")
-    kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
-    match store.kind:
-        case "deduplicate":
-            is_pair = node.op == "deduplicate_by_key_value"
-            plain = _Pairs(kept_ms) if is_pair else _Identities(kept_ms)
-            return Form((plain, _Hashed(kept_ms, is_key=not is_pair)))
-        case "suppress":
-            return _form_of_buffer(node)
-        case "distinct":
-            return _form_of_windows(_WINDOW.validate_python(node.spec["window"]), kept_ms, Stamps())
-        case "aggregate":
-            return _form_of_aggregate(node, kept_ms)
+class PackedSessions(NamedTuple):
+    """Sessions of keys: how many each has, and all of them, key by key."""
+
+    counts: list[int]
+    starts: list[int]
+    ends: list[int]
+    stamps: list[int]
+    texts: Texts
 
 
-def _form_of_aggregate(node: Node, kept_ms: int) -> Form:
-    # Not checked again: who looks need not have a custom aggregator installed.
-    specs = {name: FunctionSpec.model_construct(**spec) for name, spec in node.spec["aggregates"].items()}
-    if node.spec.get("window") is None:
-        return Form((_Table(Aggregated(node.name, specs, has_stamps=True)),))
-    window = _WINDOW.validate_python(node.spec["window"])
-    has_stamps = not isinstance(window, SessionWindow)
-    return _form_of_windows(window, kept_ms, Aggregated(node.name, specs, has_stamps=has_stamps))
+class Values(Protocol):
+    """What the values of a store show."""
 
+    def shown(self, values: Sequence[bytes], ends: list[int]) -> tuple[list[int], Texts]:
+        """Timestamps (ms) and JSON texts; `ends` of the windows, where there are any."""
 
-def _form_of_windows(window: Any, kept_ms: int, values: Values) -> Form:
-    times = _Times.of(window, kept_ms)
-    if isinstance(window, SessionWindow):
-        families = (_Sessions(times, values), _PackedSessions(times, values))
-        return Form(families, is_end_inclusive=True, is_session=True)
-    return Form((_Windows(times, values),), is_end_inclusive=isinstance(window, SlidingWindow))
-
-
-def _form_of_buffer(node: Node) -> Form:
-    kind = node.upstream.window_type
-    delay_ms = node.upstream.closing_delay_ms if kind else None
-    is_end_inclusive = kind in ("session", "sliding")
-    return Form((_Buffer(delay_ms, is_session=kind == "session"),), is_end_inclusive, is_session=kind == "session")
+    def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
+        """Of packed sessions."""
 
 
 # ---------------------------------------------------------------- families whose places are what follows a prefix
@@ -97,17 +69,12 @@ class _Family:
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class WindowTimes:
     """How long windows are that have a length; from the end of one to its close; how long its entry is kept."""
 
     length_ms: int
     delay_ms: int
     kept_ms: int
-
-    @classmethod
-    def of(cls, window: Any, kept_ms: int) -> _Times:
-        length_ms = getattr(window, "size_ms", 0) or getattr(window, "time_difference_ms", 0)
-        return cls(length_ms, closing_delay_ms(window), kept_ms)
 
     def session(self, within: bytes, key: bytes, start: int, end: int, timestamp: int, value: str | None) -> Entry:
         """A session lives by its end."""
@@ -120,12 +87,12 @@ class _Times:
         return Entry(within, key, (start, end), value, timestamp, saturated(end, self.delay_ms), lives_until)
 
 
-class _Windows(_Family):
+class Windows(_Family):
     """ "w" key start"""
 
     prefix = store_keys.WINDOW
 
-    def __init__(self, times: _Times, values: Values) -> None:
+    def __init__(self, times: WindowTimes, values: Values) -> None:
         self._times, self._values = times, values
 
     def span(self, query: Query) -> Span | None:
@@ -147,12 +114,12 @@ class _Windows(_Family):
         ]
 
 
-class _Sessions(_Family):
+class Sessions(_Family):
     """ "s" key end start"""
 
     prefix = store_keys.SESSION
 
-    def __init__(self, times: _Times, values: Values) -> None:
+    def __init__(self, times: WindowTimes, values: Values) -> None:
         self._times, self._values = times, values
 
     def span(self, query: Query) -> Span | None:
@@ -174,12 +141,12 @@ class _Sessions(_Family):
         ]
 
 
-class _PackedSessions(_Family):
+class PackedSessionFamily(_Family):
     """ "h" key: the newest sessions of the key, in one value; their places are those that each would have alone."""
 
     prefix = store_keys.HOT
 
-    def __init__(self, times: _Times, values: Values) -> None:
+    def __init__(self, times: WindowTimes, values: Values) -> None:
         self._times, self._values = times, values
 
     def beyond(self, within: bytes, *, reverse: bool) -> bytes:
@@ -200,7 +167,7 @@ class _PackedSessions(_Family):
         ]
 
 
-class _Table(_Family):
+class Table(_Family):
     """ "k" key: the aggregate of a key"""
 
     prefix = store_keys.TABLE
@@ -217,7 +184,7 @@ class _Table(_Family):
         ]
 
 
-class _Buffer(_Family):
+class Buffer(_Family):
     """ "k" key, and the window if there is one: what a suppress holds back"""
 
     prefix = store_keys.TABLE
@@ -253,7 +220,7 @@ def _next(prefix: bytes) -> bytes:
 # ---------------------------------------------------------------- identities of deduplicate
 
 
-class _Identities(_Family):
+class Identities(_Family):
     """0x00 identity (a key, or an id): what was let through, and when"""
 
     prefix = identities.PLAIN
@@ -276,7 +243,7 @@ class _Identities(_Family):
         return Entry(within, within, None, None, stamp, None, saturated(stamp, self._kept_ms))
 
 
-class _Pairs(_Identities):
+class Pairs(Identities):
     """0x00 (key, id): shown under the key, the id as its value. They lie by the length of the key first."""
 
     def span(self, query: Query) -> Span | None:
@@ -296,7 +263,7 @@ class _Pairs(_Identities):
         return Entry(within, key, None, value, stamp, None, saturated(stamp, self._kept_ms))
 
 
-class _Hashed(_Identities):
+class Hashed(Identities):
     """0x01 hash: an identity too long to be a store key. It can be asked for where it is a key; it tells nothing."""
 
     prefix = identities.HASHED

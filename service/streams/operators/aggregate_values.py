@@ -1,4 +1,4 @@
-"""What the values of windows and tables show: timestamps and JSON texts.
+"""What the values of an aggregate's store show: timestamps and JSON texts.
 
 It knows two ways to the same texts: by columns for many values, value by value for the few that a lookup by key finds
 (a tenth of the time for one). It refuses to know where values lie.
@@ -9,57 +9,19 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
-from service.streams.layouts.entries import HEADER, EntryCodec
+from service.streams.layouts.entries import HEADER
 from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.functions import FunctionSpec
-
-Texts = Sequence[str | None]
+from service.streams.stores.families import PackedSessions, Texts
 
 FEW: Final = 16
 _FORMATS: Final = {"<i8": "q", "<f8": "d", "?": "?"}
 _VERSION: Final = "<B"
 
 
-class Packed(NamedTuple):
-    """Sessions of keys: how many each has, and all of them, key by key."""
-
-    counts: list[int]
-    starts: list[int]
-    ends: list[int]
-    stamps: list[int]
-    texts: Texts
-
-
-class Values(Protocol):
-    """What the values of a store hold."""
-
-    def shown(self, values: Sequence[bytes], ends: list[int]) -> tuple[list[int], Texts]:
-        """Timestamps and texts; `ends` of the windows, where there are any."""
-
-    def sessions(self, packed: Sequence[bytes]) -> Packed:
-        """Of packed sessions."""
-
-
-class Stamps:
-    """A timestamp and nothing else."""
-
-    def __init__(self) -> None:
-        self._codec = EntryCodec(["<i8"])
-
-    def shown(self, values: Sequence[bytes], ends: list[int]) -> tuple[list[int], Texts]:
-        stamps = self._codec.unpack(list(values))[1][0].tolist()
-        return stamps, [None] * len(stamps)
-
-    def sessions(self, packed: Sequence[bytes]) -> Packed:
-        found = self._codec.unpack_sessions(list(packed))
-        stamps = found.columns[0].tolist()
-        counts, starts, ends = found.counts.tolist(), found.starts.tolist(), found.ends.tolist()
-        return Packed(counts, starts, ends, stamps, [None] * len(stamps))
-
-
-class Aggregated:
+class AggregateValues:
     """The results of aggregates. Sessions hold no timestamps: theirs is their end."""
 
     def __init__(self, operator: str, specs: Mapping[str, FunctionSpec], *, has_stamps: bool) -> None:
@@ -72,12 +34,14 @@ class Aggregated:
             return self._few.shown(values, ends)
         return self._by_columns(self._aggregates.codec.unpack(list(values))[1], ends)
 
-    def sessions(self, packed: Sequence[bytes]) -> Packed:
+    def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
         if self._few is not None and len(packed) <= FEW:
             return self._few.sessions(packed)
         found = self._aggregates.codec.unpack_sessions(list(packed))
         ends = found.ends.tolist()
-        return Packed(found.counts.tolist(), found.starts.tolist(), ends, *self._by_columns(found.columns, ends))
+        return PackedSessions(
+            found.counts.tolist(), found.starts.tolist(), ends, *self._by_columns(found.columns, ends)
+        )
 
     def _by_columns(self, columns: list[Any], ends: list[int]) -> tuple[list[int], Texts]:
         results = self._aggregates.results(self._aggregates.state(columns))
@@ -104,7 +68,7 @@ class _Few:
         rows = [self._entry.unpack(value)[1:] for value in values]
         return [row[0] for row in rows] if self._has_stamps else ends, [self._text(row) for row in rows]
 
-    def sessions(self, packed: Sequence[bytes]) -> Packed:
+    def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
         found: list[tuple[Any, ...]] = []
         counts = []
         for value in packed:
@@ -112,7 +76,7 @@ class _Few:
             counts.append(len(rows))
             found += rows
         ends = [row[1] for row in found]
-        return Packed(counts, [row[0] for row in found], ends, ends, [self._text(row[2:]) for row in found])
+        return PackedSessions(counts, [row[0] for row in found], ends, ends, [self._text(row[2:]) for row in found])
 
     def _text(self, row: Sequence[Any]) -> str:
         return "".join([prefix + write(row[at:end]) for prefix, write, at, end in self._writers]) + "}"
