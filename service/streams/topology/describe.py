@@ -1,7 +1,7 @@
 """A topology as text, in the layout of Kafka Streams' `Topology.describe()`.
 
-It knows that layout (sub-topologies ascending, nodes by descending size, then name); it refuses to know
-how anything runs.
+It knows that layout (sub-topologies ascending, nodes by descending size, which counts all behind them, then name); it
+refuses to know how anything runs.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ def describe(topology: Topology) -> str:
 
 
 def _sub_topology(sub_topology: SubTopology) -> str:
-    """A chain is already in the order of descending size: each node holds all that follow it."""
-    source, sinks = f"source-{sub_topology.id}", _sink_names(sub_topology)
-    names = [source, *(node.name for node in sub_topology.nodes)]
+    nodes = sub_topology.nodes
+    names = {None: f"source-{sub_topology.id}"} | {i: node.name for i, node in enumerate(nodes)}
+    behind: dict[int | None, list[str]] = {place: [] for place in names}
+    sizes = dict.fromkeys(range(len(nodes)), 1)
+    for i in reversed(range(len(nodes))):
+        if (parent := nodes[i].parent) is not None:
+            sizes[parent] += sizes[i]
+    order = sorted(range(len(nodes)), key=lambda i: (-sizes[i], nodes[i].name))
+    for i in order:
+        behind[nodes[i].parent].append(nodes[i].name)
+    for i, sink in enumerate(sub_topology.sinks):
+        behind[sink.parent].append(f"sink-{i}")
     lines = [f"   Sub-topology: {sub_topology.id}"]
-    lines += [f"    Source: {source} (topics: [{', '.join(sub_topology.sources)}])"]
-    lines += [f"      --> {_next(names, 0, sinks)}"]
-    for i, node in enumerate(sub_topology.nodes, start=1):
-        lines += [f"    Processor: {node.name} (stores: [{node.store.name if node.store else ''}])"]
-        lines += [f"      --> {_next(names, i, sinks)}", f"      <-- {names[i - 1]}"]
-    for name, sink in zip(sinks, sub_topology.sinks, strict=True):
-        lines += [f"    Sink: {name} (topic: {sink.stream})", f"      <-- {names[-1]}"]
+    lines += [f"    Source: {names[None]} (topics: [{', '.join(sub_topology.sources)}])"]
+    lines += [f"      --> {_list(behind[None])}"]
+    for i in order:
+        store = nodes[i].store
+        lines += [f"    Processor: {nodes[i].name} (stores: [{store.name if store else ''}])"]
+        lines += [f"      --> {_list(behind[i])}", f"      <-- {names[nodes[i].parent]}"]
+    for i, sink in enumerate(sub_topology.sinks):
+        lines += [f"    Sink: sink-{i} (topic: {sink.stream})", f"      <-- {names[sink.parent]}"]
     return "\n".join(lines) + "\n\n"
 
 
-def _sink_names(sub_topology: SubTopology) -> list[str]:
-    return [f"sink-{i}" for i in range(len(sub_topology.sinks))]
-
-
-def _next(names: list[str], i: int, sinks: list[str]) -> str:
-    return names[i + 1] if i + 1 < len(names) else ", ".join(sinks) or "none"
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "none"
