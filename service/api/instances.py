@@ -22,7 +22,7 @@ from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page
 from service.auth import Instance, Reader
-from service.catalog import groups, jobs, segments
+from service.catalog import groups, jobs, replicas, segments
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import InstanceRow, RebalanceRow
 from service.faults import fault_point
@@ -339,13 +339,13 @@ def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
 
 def _group(s: Session, name: str) -> dict[str, Any]:
     job = jobs.get_job(s, name)
-    owners = groups.owners_of(s, job.id)
+    owners = replicas.owners_of(s, job.id)
     members = [
         {
             "slot": slot.id,
             "instance": instance,
             "index": slot.slot_index,
-            "tasks": [at["task"] for at in owners if at["slot"] == slot.id],
+            "tasks": [at.task for at in owners if at.slot_id == slot.id],
         }
         for slot, instance in groups.members_of(s, job.id)
     ]
@@ -354,8 +354,8 @@ def _group(s: Session, name: str) -> dict[str, Any]:
         "state": job.state,
         "generation": job.generation,
         "members": members,
-        "assignment": {at["task"]: at["slot"] for at in owners},
-        "moving": {at["task"]: at["moving_to"] for at in owners if at["moving_to"] is not None},
+        "assignment": {at.task: at.slot_id for at in owners},
+        "moving": {at.task: at.target_slot_id for at in owners if at.target_slot_id is not None},
         "standby": {},
         "warm_up": {},
     }

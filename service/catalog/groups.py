@@ -1,4 +1,4 @@
-"""Who is there and who owns what, as people look at it: instances, groups, rebalances.
+"""Who is there, as people look at it: instances, groups, rebalances.
 
 It knows rows; it refuses to change any (`service.coordinator` does).
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import InstanceRow, JobRow, Json, RebalanceRow, SlotRow, TaskRow
+from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, SlotRow
 from service.streams.errors import UnknownInstance
 
 LIVE = "live"
@@ -50,13 +50,6 @@ def members_of(s: Session, job_id: str) -> list[tuple[SlotRow, str]]:
         .order_by(SlotRow.joined_ms, SlotRow.slot_index)
     )
     return [(slot, instance) for slot, instance in s.execute(query)]
-
-
-def owners_of(s: Session, job_id: str) -> list[Json]:
-    """Each task of the job: its name, the slot that owns it and the one it is about to move to."""
-    query = select(TaskRow.name, TaskRow.slot_id, TaskRow.target_slot_id).where(TaskRow.job_id == job_id)
-    rows = s.execute(query.order_by(TaskRow.sub_topology, TaskRow.partition))
-    return [{"task": name, "slot": slot, "moving_to": target} for name, slot, target in rows]
 
 
 def rebalances_of(s: Session, job_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[RebalanceRow]:

@@ -6,28 +6,18 @@ flush). It refuses to know what is open in a task and to which time it goes: its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, Protocol
 
-from sqlalchemy import Row, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from service.catalog.engine import Now, job_topic, progress_topic, wake
-from service.catalog.tables import INPUT_PARTITION, JobRow, Json, PartitionRow, TaskPositionRow, TaskRow
+from service.catalog.engine import job_topic, progress_topic, wake
+from service.catalog.inputs import TaskInput, inputs_of_job
+from service.catalog.tables import JobRow, TaskRow
 from service.protocol import Advanced, AdvanceReason
 
 LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
-
-
-class Reads(Protocol):
-    """An input of a task and where the task stands in it."""
-
-    @property
-    def stream_id(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def position(self) -> int: ...
 
 
 class MayClose(Protocol):
@@ -38,11 +28,11 @@ class MayClose(Protocol):
     @property
     def is_closed(self) -> bool: ...
     @property
-    def flush_at(self) -> Json | None: ...
+    def flush_at(self) -> Sequence[int] | None: ...
     @property
-    def inputs(self) -> Collection[Reads]: ...
+    def inputs(self) -> Sequence[TaskInput]: ...
     @property
-    def input_with_work(self) -> int | None: ...
+    def has_work(self) -> bool: ...
 
 
 class ToAdvance(NamedTuple):
@@ -52,20 +42,6 @@ class ToAdvance(NamedTuple):
     look_again_ms: int | None
 
 
-_POSITIONS = (
-    select(TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.partition, TaskPositionRow.position)
-    .add_columns(PartitionRow.end_offset, PartitionRow.published_ms)
-    .join(TaskRow, TaskRow.id == TaskPositionRow.task_id)
-    .join(PartitionRow, INPUT_PARTITION)
-    .where(TaskRow.job_id == bindparam("job_id"))
-)
-_INPUTS = _POSITIONS.subquery()
-_SILENCE = select(
-    func.sum(case((_INPUTS.c.position < _INPUTS.c.end_offset, 1), else_=0)),
-    Now() - func.max(func.coalesce(_INPUTS.c.published_ms, 0)),
-)
-
-
 def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
     """The tasks of a slot that are due to advance."""
     flushing: dict[str, AdvanceReason] = {}
@@ -73,7 +49,7 @@ def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: 
     for task in tasks:
         if is_flush_due(task.flush_at, task.inputs):
             flushing[task.id] = "flush"
-        elif not task.is_closed and task.input_with_work is None:
+        elif not task.is_closed and not task.has_work:
             waiting[task.id] = "idle"
     if idle_close_after_ms is None or not waiting:
         return ToAdvance(flushing, None)
@@ -81,11 +57,9 @@ def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: 
     return ToAdvance(flushing if left_ms > 0 else flushing | waiting, max(left_ms, 0))
 
 
-def is_flush_due(flush_at: Json | None, inputs: Iterable[Reads]) -> bool:
+def is_flush_due(flush_at: Sequence[int] | None, inputs: Sequence[TaskInput]) -> bool:
     """Whether a flush was asked for and everything that was there then is read."""
-    if flush_at is None:
-        return False
-    return all(at.position >= flush_at.get(_name(at), 0) for at in inputs)
+    return flush_at is not None and all(at.position >= end for at, end in zip(inputs, flush_at, strict=True))
 
 
 def is_idle(s: Session, job: JobRow) -> bool:
@@ -93,21 +67,11 @@ def is_idle(s: Session, job: JobRow) -> bool:
     return job.idle_close_after_ms is not None and _until_idle_ms(s, job.id, job.idle_close_after_ms) <= 0
 
 
-def source_partitions(s: Session, job_ids: Collection[str]) -> set[tuple[str, int]]:
-    """Every partition that tasks of these jobs read."""
-    query = select(TaskPositionRow.stream_id, TaskPositionRow.partition).join(
-        TaskRow, TaskRow.id == TaskPositionRow.task_id
-    )
-    return {(row.stream_id, row.partition) for row in s.execute(query.where(TaskRow.job_id.in_(job_ids)))}
-
-
 def ask_to_flush(s: Session, job_id: str, tasks: Iterable[TaskRow]) -> None:
     """Have locked tasks close all that is open once they have read what is there now; asking again moves the mark."""
-    ends: dict[str, Json] = {}
-    for at in s.execute(_POSITIONS, {"job_id": job_id}):
-        ends.setdefault(at.task_id, {})[_name(at)] = at.end_offset
+    inputs = inputs_of_job(s, job_id)
     for task in tasks:
-        task.flush_at = ends[task.id]
+        task.flush_at = [at.end for at in inputs[task.id]]
     wake(s, job_topic(job_id), progress_topic(job_id))
 
 
@@ -121,13 +85,8 @@ def note(task: TaskRow, advance: Advanced, at_ms: int) -> None:
         task.flush_at = None
 
 
-def _name(at: Reads | Row[Any]) -> str:
-    """An input, as `flush_at` names it."""
-    return f"{at.stream_id}/{at.partition}"
-
-
 def _until_idle_ms(s: Session, job_id: str, idle_close_after_ms: int) -> int:
     """How long until the input of a job is idle, if nothing comes: not while there is something to read."""
-    behind, silent_ms = s.execute(_SILENCE, {"job_id": job_id}).one()
-    left_ms = idle_close_after_ms - int(silent_ms)
-    return max(left_ms, LOOK_AGAIN_MS) if behind else left_ms
+    inputs = list(chain.from_iterable(inputs_of_job(s, job_id).values()))
+    left_ms = idle_close_after_ms - min(at.silent_ms for at in inputs)
+    return max(left_ms, LOOK_AGAIN_MS) if any(at.lag for at in inputs) else left_ms

@@ -17,6 +17,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
+from service.catalog.inputs import pack
 from service.catalog.job_states import (
     MAY_DELETE,
     STARTING,
@@ -42,14 +43,17 @@ from service.catalog.tables import (
     JobTransitionRow,
     Json,
     RebalanceRow,
+    ReplicaRow,
     SkipRow,
     SlotRow,
     StoreRow,
     StreamRow,
-    TaskPositionRow,
+    TaskInputRow,
     TaskRow,
+    new_id,
 )
 from service.streams.errors import IllegalTransition, InternalStream, InvalidSpec, JobExists, Problem, StreamExists
+from service.streams.inputs import Position
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec, StartOffsets
 
@@ -123,7 +127,8 @@ def delete_job(s: Session, name: str) -> None:
         raise IllegalTransition(job.state, "be deleted", STOP_FIRST)
     tasks = [task.id for task in lock_tasks(s, job.id)]
     internal = [stream.id for stream in streams_of(s, job.id, "internal")]
-    s.execute(delete(TaskPositionRow).where(TaskPositionRow.task_id.in_(tasks)))
+    s.execute(delete(TaskInputRow).where(TaskInputRow.task_id.in_(tasks)))
+    s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_(tasks)))
     for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, RebalanceRow, SlotRow):
         s.execute(delete(table).where(table.job_id == job.id))
     remove_streams(s, internal)
@@ -160,14 +165,7 @@ def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubT
     if sub_topology.dropped is not None:
         kept = create_stream(s, sub_topology.dropped, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
         _relate(s, job, [kept], "internal")
-    at = now_ms(s)
-    tasks = [
-        TaskRow(job_id=job.id, name=f"{sub_topology.id}_{p}", sub_topology=sub_topology.id, partition=p, updated_ms=at)
-        for p in range(sub_topology.partitions)
-    ]
-    s.add_all(tasks)
-    s.flush()
-    _add_positions(s, spec, tasks, sources, start)
+    _add_tasks(s, job, spec, sub_topology, sources, start)
 
 
 def _sink(s: Session, name: str, partitions: int) -> StreamRow:
@@ -203,19 +201,28 @@ def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
     s.flush()
 
 
-def _add_positions(s: Session, spec: JobSpec, tasks: list[TaskRow], sources: list[StreamRow], start: Start) -> None:
-    """One position per task and source. The partitions are locked: retention can not pass them meanwhile."""
-    names = {source.id: source.name for source in sources}
-    by_partition = {task.partition: task for task in tasks}
-    rows = []
-    for partition in lock_partitions_of(s, names):
-        given = start.get((names[partition.stream_id], partition.partition))
-        rows.append(
-            {
-                "task_id": by_partition[partition.partition].id,
-                "stream_id": partition.stream_id,
-                "partition": partition.partition,
-                "position": start_of(s, spec, partition) if given is None else given,
-            }
+def _add_tasks(
+    s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, sources: list[StreamRow], start: Start
+) -> None:
+    """A task a partition; its inputs are numbered in the order of the sources. The partitions are locked: retention can
+    not pass the positions meanwhile.
+    """
+    locked = {(at.stream_id, at.partition): at for at in lock_partitions_of(s, [source.id for source in sources])}
+    at_ms = now_ms(s)
+    inputs: list[Json] = []
+    for p in range(sub_topology.partitions):
+        task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
+        task.sub_topology, task.partition = sub_topology.id, p
+        offsets = [start.get((each.name, p), None) for each in sources]
+        partitions = [locked[each.id, p] for each in sources]
+        task.positions = pack(
+            Position(start_of(s, spec, at) if offset is None else offset)
+            for offset, at in zip(offsets, partitions, strict=True)
         )
-    s.execute(insert(TaskPositionRow), rows)
+        s.add(task)
+        inputs += [
+            {"task_id": task.id, "number": number, "stream_id": at.stream_id, "partition": p}
+            for number, at in enumerate(partitions)
+        ]
+    s.flush()
+    s.execute(insert(TaskInputRow), inputs)

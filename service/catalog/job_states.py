@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
 from service.catalog.idle_and_flush import ask_to_flush
 from service.catalog.jobs import positions, streams_of
+from service.catalog.replicas import owners_of
 from service.catalog.tables import (
     JobRow,
     JobTransitionRow,
@@ -81,9 +82,9 @@ def settle(s: Session, job: JobRow) -> None:
         move(s, job, "drain", reason="the last slot left")
     if job.state not in WORKING:
         return
-    owners = s.execute(select(TaskRow.slot_id, TaskRow.target_slot_id).where(TaskRow.job_id == job.id)).all()
-    is_owned = all(owner is not None for owner, _ in owners)
-    is_moving = any(target is not None for _, target in owners)
+    owners = owners_of(s, job.id)
+    is_owned = all(owner.slot_id is not None for owner in owners)
+    is_moving = any(owner.target_slot_id is not None for owner in owners)
     if job.state == STARTING and is_owned:
         move(s, job, "run", reason="every task has an owner")
     elif job.state == REBALANCING and is_owned and not is_moving:

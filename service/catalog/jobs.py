@@ -5,29 +5,31 @@ It knows what `caught up` means. It refuses to change anything: `job_creation` m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.catalog.inputs import TaskInput, inputs_of_job, lags
+from service.catalog.replicas import BACKLOG, IS_ACTIVE
 from service.catalog.tables import (
-    INPUT_PARTITION,
     JobRow,
     JobStreamRow,
     JobTransitionRow,
     Json,
     PartitionRow,
+    ReplicaRow,
     SlotRow,
     StoreRow,
     StreamRow,
-    TaskPositionRow,
     TaskRow,
 )
 from service.streams import measures
 from service.streams.errors import UnknownJob
 
 
-class Position(NamedTuple):
+class SourcePosition(NamedTuple):
     """How far a job has read one partition of a source, by the stream's name."""
 
     stream: str
@@ -51,24 +53,20 @@ def list_jobs(s: Session, *, limit: int = 100, after: str | None = None) -> list
     return list(s.scalars(query if after is None else query.where(JobRow.name > after)))
 
 
-def positions(s: Session, job_id: str) -> list[Position]:
-    """Positions and ends of every input of a job."""
-    rows = s.execute(
-        _inputs(job_id)
-        .add_columns(StreamRow.name, TaskPositionRow.partition, TaskPositionRow.position, PartitionRow.end_offset)
-        .join(StreamRow, StreamRow.id == TaskPositionRow.stream_id)
-        .order_by(StreamRow.name, TaskPositionRow.partition)
-    )
-    return [Position(name, p, position, end, end - position) for _, name, p, position, end in rows]
+def positions(s: Session, job_id: str) -> list[SourcePosition]:
+    """Positions and ends of every input of a job, by stream and partition."""
+    names = {stream.id: stream.name for stream in streams_of(s, job_id)}
+    return sorted(_source_position(names, at) for read in inputs_of_job(s, job_id).values() for at in read)
 
 
 def is_caught_up(s: Session, job_id: str) -> bool:
     """Every input is read to its end, no flush is under way, every replica has applied its changelog to its end."""
-    is_behind = (TaskPositionRow.position < PartitionRow.end_offset) | TaskRow.flush_at.is_not(None)
-    if s.execute(_inputs(job_id).where(is_behind).limit(1)).first() is not None:
+    if any(lags(s, job_id).values()) or is_flushing(s, job_id):
         return False
     changelogs = (
-        select(TaskRow.applied, StoreRow.id, PartitionRow.end_offset)
+        select(ReplicaRow.state, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
+        .select_from(TaskRow)
+        .outerjoin(ReplicaRow, IS_ACTIVE)
         .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
         .join(
             PartitionRow,
@@ -76,22 +74,16 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         )
         .where(TaskRow.job_id == job_id)
     )
-    return all(applied.get(store_id, 0) >= end for applied, store_id, end in s.execute(changelogs))
+    return all(
+        state != BACKLOG and (applied or {}).get(store_id, 0) >= end
+        for state, applied, store_id, end in s.execute(changelogs)
+    )
 
 
 def is_flushing(s: Session, job_id: str) -> bool:
     """Whether a flush is under way."""
     query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.flush_at.is_not(None)).limit(1)
     return s.execute(query).first() is not None
-
-
-def _inputs(job_id: str) -> Select[str]:
-    return (
-        select(TaskRow.id)
-        .join(TaskPositionRow, TaskPositionRow.task_id == TaskRow.id)
-        .join(PartitionRow, INPUT_PARTITION)
-        .where(TaskRow.job_id == job_id)
-    )
 
 
 def stream_time(s: Session, job_id: str) -> int | None:
@@ -102,38 +94,39 @@ def stream_time(s: Session, job_id: str) -> int | None:
 
 def tasks_of(s: Session, job_id: str) -> list[Json]:
     """The tasks of a job in order, each with its owner, positions and counters."""
-    inputs: dict[str, list[Json]] = {}
-    columns = (TaskPositionRow.position, PartitionRow.end_offset, StreamRow.name, TaskPositionRow.partition)
-    query = _inputs(job_id).add_columns(*columns).join(StreamRow, StreamRow.id == TaskPositionRow.stream_id)
-    for task_id, position, end, name, partition in s.execute(query):
-        at = {"stream": name, "partition": partition, "position": position, "end": end, "lag": end - position}
-        inputs.setdefault(task_id, []).append(at)
+    names = {stream.id: stream.name for stream in streams_of(s, job_id)}
+    inputs = inputs_of_job(s, job_id)
     rows = s.execute(
-        select(TaskRow, SlotRow.instance_id)
-        .outerjoin(SlotRow, SlotRow.id == TaskRow.slot_id)
+        select(TaskRow, ReplicaRow, SlotRow.instance_id)
+        .outerjoin(ReplicaRow, IS_ACTIVE)
+        .outerjoin(SlotRow, SlotRow.id == ReplicaRow.slot_id)
         .where(TaskRow.job_id == job_id)
         .order_by(TaskRow.sub_topology, TaskRow.partition)
     )
-    return [{**_describe(task, instance), "positions": inputs.get(task.id, [])} for task, instance in rows]
+    return [
+        {
+            "task": task.name,
+            "id": task.id,
+            "epoch": task.epoch,
+            "version": task.version,
+            "slot": None if active is None else active.slot_id,
+            "instance": instance_id,
+            "moving_to": None if active is None else active.target_slot_id,
+            "stream_time": task.stream_time,
+            "is_closed": task.is_closed,
+            "is_flushing": task.flush_at is not None,
+            "advanced": task.advanced,
+            "counters": task.counters,
+            "applied": {} if active is None else active.applied,
+            "updated_ms": task.updated_ms,
+            "positions": [_source_position(names, at)._asdict() for at in inputs[task.id]],
+        }
+        for task, active, instance_id in rows
+    ]
 
 
-def _describe(task: TaskRow, instance_id: str | None) -> Json:
-    return {
-        "task": task.name,
-        "id": task.id,
-        "epoch": task.epoch,
-        "version": task.version,
-        "slot": task.slot_id,
-        "instance": instance_id,
-        "moving_to": task.target_slot_id,
-        "stream_time": task.stream_time,
-        "is_closed": task.is_closed,
-        "is_flushing": task.flush_at is not None,
-        "advanced": task.advanced,
-        "counters": task.counters,
-        "applied": task.applied,
-        "updated_ms": task.updated_ms,
-    }
+def _source_position(names: Mapping[str, str], at: TaskInput) -> SourcePosition:
+    return SourcePosition(names[at.stream_id], at.partition, at.position, at.end, at.lag)
 
 
 def metrics(s: Session, job_id: str) -> Json:

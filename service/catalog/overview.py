@@ -15,16 +15,14 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
+from service.catalog.inputs import lags
 from service.catalog.tables import (
-    INPUT_PARTITION,
     InstanceRow,
     JobRow,
     Json,
-    PartitionRow,
     RebalanceRow,
     SlotRow,
     StoreRow,
-    TaskPositionRow,
     TaskRow,
 )
 
@@ -113,9 +111,9 @@ def task_figures(s: Session, job_id: str | None = None) -> list[TaskFigures]:
         .join(TaskRow, TaskRow.job_id == JobRow.id)
         .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition)
     )
-    lags: dict[str, int] = {task_id: int(records) for task_id, records in s.execute(_LAG)}
+    lag_of = lags(s, job_id)
     rows = s.execute(query if job_id is None else query.where(JobRow.id == job_id))
-    return [TaskFigures(*row[:-1], lag=lags.get(row.id, 0)) for row in rows]
+    return [TaskFigures(*row[:-1], lag=lag_of[row.id]) for row in rows]
 
 
 def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore]:
@@ -136,11 +134,6 @@ def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStor
     return [(store.id, p) for store in stores for p in partitions.get((store.job, store.sub_topology), [])]
 
 
-_LAG = (
-    select(TaskPositionRow.task_id, func.sum(PartitionRow.end_offset - TaskPositionRow.position))
-    .join(PartitionRow, INPUT_PARTITION)
-    .group_by(TaskPositionRow.task_id)
-)
 _REBALANCES = (
     select(JobRow.name, func.count()).join(RebalanceRow, RebalanceRow.job_id == JobRow.id).group_by(JobRow.name)
 )

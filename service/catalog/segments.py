@@ -17,8 +17,9 @@ from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms, stream_topic, wake
+from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
-from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow, TaskPositionRow
+from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Chunk, ChunkMeta, Published
 
@@ -35,6 +36,8 @@ CHUNK_COLUMNS = (
     ChunkRow.first_offset,
     ChunkRow.end_offset,
     ChunkRow.records,
+    ChunkRow.is_sparse,
+    ChunkRow.ranges,
 )  # in the order of Chunk's fields
 
 
@@ -210,7 +213,8 @@ def truncate_by_retention(s: Session) -> int:
 
 
 def _truncate(s: Session, stream: StreamRow, partition: PartitionRow) -> int:
-    limit = partition.end_offset if stream.retention_overrides_jobs else _lowest_position(s, partition)
+    lowest = None if stream.retention_overrides_jobs else lowest_position(s, stream.id, partition.partition)
+    limit = partition.end_offset if lowest is None else lowest
     expired = _expired(s, stream, partition, limit)
     if not expired:
         return 0
@@ -225,13 +229,6 @@ def _truncate(s: Session, stream: StreamRow, partition: PartitionRow) -> int:
         )
     )
     return len(expired)
-
-
-def _lowest_position(s: Session, partition: PartitionRow) -> int:
-    query = select(TaskPositionRow.position).where(
-        TaskPositionRow.stream_id == partition.stream_id, TaskPositionRow.partition == partition.partition
-    )
-    return min(s.scalars(query), default=partition.end_offset)
 
 
 def _expired(s: Session, stream: StreamRow, partition: PartitionRow, limit: int) -> list[ChunkRow]:

@@ -6,39 +6,32 @@ It knows rows; it refuses to know what is in a store, and where its replicas lie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.catalog.inputs import TaskInput, inputs_of_tasks
 from service.catalog.jobs import streams_of
+from service.catalog.replicas import IS_ACTIVE
 from service.catalog.tables import (
-    INPUT_PARTITION,
     InstanceRow,
     JobRow,
     Json,
     PartitionRow,
+    ReplicaRow,
     SlotRow,
     StoreRow,
-    TaskPositionRow,
     TaskRow,
 )
 from service.streams.errors import UnknownStore
-
-
-class Input(NamedTuple):
-    """How far a task has read one partition of a stream."""
-
-    position: int
-    end: int
 
 
 @dataclass(slots=True)
 class StorePartition:
     """One partition of a store: its task, the end of its changelog, and how far its owner's replica said it was.
 
-    `inputs`: stream id → Input. `instance_id`: of the owner, None while nobody owns the task.
+    `instance_id`: of the owner, None while nobody owns the task.
     """
 
     partition: int
@@ -50,12 +43,12 @@ class StorePartition:
     instance_id: str | None
     instance: str | None
     host: str | None
-    inputs: dict[str, Input] = field(default_factory=dict)
+    inputs: list[TaskInput]
 
     @property
     def input_lag(self) -> int:
         """Records that are there and were not read yet."""
-        return sum(at.end - at.position for at in self.inputs.values())
+        return sum(at.lag for at in self.inputs)
 
 
 @dataclass(slots=True)
@@ -122,29 +115,24 @@ def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
 
 def _partitions(s: Session, store: StoreRow) -> list[StorePartition]:
     query = (
-        select(
-            TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, TaskRow.applied, PartitionRow.end_offset
-        )
-        .add_columns(TaskRow.slot_id, InstanceRow.id, InstanceRow.name, InstanceRow.host)
+        select(TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, ReplicaRow.applied)
+        .select_from(TaskRow)
+        .add_columns(PartitionRow.end_offset, ReplicaRow.slot_id, InstanceRow.id, InstanceRow.name, InstanceRow.host)
         .join(
             PartitionRow,
             (PartitionRow.stream_id == store.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
         )
-        .outerjoin(SlotRow, SlotRow.id == TaskRow.slot_id)
+        .outerjoin(ReplicaRow, IS_ACTIVE)
+        .outerjoin(SlotRow, SlotRow.id == ReplicaRow.slot_id)
         .outerjoin(InstanceRow, InstanceRow.id == SlotRow.instance_id)
         .where(TaskRow.job_id == store.job_id, TaskRow.sub_topology == store.sub_topology)
         .order_by(TaskRow.partition)
     )
-    found = {}
-    for task_id, partition, name, stream_time, applied, end, slot_id, *instance in s.execute(query):
-        at = applied.get(store.id, 0)
-        found[task_id] = StorePartition(partition, name, stream_time, at, end, slot_id, *instance)
-    inputs = (
-        select(TaskPositionRow.task_id, TaskPositionRow.stream_id, TaskPositionRow.position, PartitionRow.end_offset)
-        .join(PartitionRow, INPUT_PARTITION)
-        .join(TaskRow, TaskRow.id == TaskPositionRow.task_id)
-        .where(TaskRow.job_id == store.job_id, TaskRow.sub_topology == store.sub_topology)
-    )
-    for task_id, stream_id, position, end in s.execute(inputs):
-        found[task_id].inputs[stream_id] = Input(position, end)
-    return list(found.values())
+    rows = s.execute(query).all()
+    inputs = inputs_of_tasks(s, [row.id for row in rows])
+    found = []
+    for task_id, p, task, time, applied, end, *owner in rows:
+        slot_id, instance_id, instance, host = owner
+        at = (applied or {}).get(store.id, 0)
+        found.append(StorePartition(p, task, time, at, end, slot_id, instance_id, instance, host, inputs[task_id]))
+    return found

@@ -11,7 +11,18 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, ForeignKeyConstraint, Index, Integer, MetaData, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    text,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -114,7 +125,10 @@ class SegmentRow(Table):
 
 
 class ChunkRow(Table):
-    """One published record batch. Keyed by its end, for every reader asks what lies beyond an offset."""
+    """One published record batch. Keyed by its end, for every reader asks what lies beyond an offset.
+
+    `is_sparse`: it has fewer records than offsets; `ranges`: what lies where inside it, packed by its writer.
+    """
 
     __tablename__ = "chunks"
     __table_args__ = (
@@ -134,6 +148,8 @@ class ChunkRow(Table):
     byte_offset: Mapped[int]
     byte_length: Mapped[int]
     crc32: Mapped[int]
+    is_sparse: Mapped[bool] = mapped_column(default=False)
+    ranges: Mapped[bytes | None]
 
 
 class IngestKeyRow(Table):
@@ -225,10 +241,9 @@ class StoreRow(Table):
 class TaskRow(Table):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
-    `target_slot_id` is the slot to hand it to when its owner next asks for work; `last_instance_id` outlives the
-    owner, for replicas do. `is_closed`: nothing is open in its stores, as its last commit found; `flush_at`: the
-    ends of its inputs when somebody asked to flush it, until that is done; `advanced`: the last time that stream time
-    was moved by hand.
+    `positions`: how far it has read each of its inputs, packed (`service.catalog.inputs`). `is_closed`: nothing is open
+    in its stores, as its last commit found; `flush_at`: the ends of its inputs, by number, when somebody asked to flush
+    it, until that is done; `advanced`: the last time that stream time was moved without a record.
     """
 
     __tablename__ = "tasks"
@@ -240,39 +255,58 @@ class TaskRow(Table):
     partition: Mapped[int] = mapped_column(Integer)
     epoch: Mapped[int] = mapped_column(default=0)
     version: Mapped[int] = mapped_column(default=0)
-    slot_id: Mapped[str | None] = mapped_column(index=True)
-    target_slot_id: Mapped[str | None]
-    last_instance_id: Mapped[str | None]
+    positions: Mapped[bytes]
     last_commit_id: Mapped[str | None]
     last_commit_result: Mapped[Json | None]
     counters: Mapped[Json] = mapped_column(default=dict)
-    applied: Mapped[Json] = mapped_column(default=dict)
     stream_time: Mapped[int] = mapped_column(default=-1)
     is_closed: Mapped[bool] = mapped_column(default=True)
-    flush_at: Mapped[Json | None]
+    flush_at: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
     advanced: Mapped[Json | None]
     updated_ms: Mapped[int]
 
 
-class TaskPositionRow(Table):
-    """How far a task has read an input: the offset of the next record."""
+class TaskInputRow(Table):
+    """A partition that a task reads, and the number under which it does; both are for ever."""
 
-    __tablename__ = "task_positions"
+    __tablename__ = "task_inputs"
     __table_args__ = (
         ForeignKeyConstraint(["stream_id", "partition"], ["partitions.stream_id", "partitions.partition"]),
         Index(None, "stream_id", "partition"),
     )
 
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
-    stream_id: Mapped[str] = mapped_column(primary_key=True)
-    partition: Mapped[int] = mapped_column(Integer, primary_key=True)
-    position: Mapped[int]
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    stream_id: Mapped[str]
+    partition: Mapped[int] = mapped_column(Integer)
 
 
-# How an input of a task joins the partition that it is.
-INPUT_PARTITION = (PartitionRow.stream_id == TaskPositionRow.stream_id) & (
-    PartitionRow.partition == TaskPositionRow.partition
-)
+class ReplicaRow(Table):
+    """A copy of a task's stores on a node (today: what an instance keeps), and what it is for (`replicas` says more).
+
+    `slot_id` keeps it up to date, null while nobody does: copies outlive slots. `target_slot_id`: the slot to hand the
+    task to when its owner next asks for work. `applied`: store id → the changelog position that the copy has reached.
+    Whoever changes a row holds the lock of its task.
+    """
+
+    __tablename__ = "replicas"
+    __table_args__ = (
+        Index(
+            "uq_replicas_active",
+            "task_id",
+            unique=True,
+            sqlite_where=text("role = 'active'"),
+            postgresql_where=text("role = 'active'"),
+        ),
+    )
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    node_id: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    state: Mapped[str]
+    slot_id: Mapped[str | None] = mapped_column(index=True)
+    target_slot_id: Mapped[str | None]
+    applied: Mapped[Json] = mapped_column(default=dict)
 
 
 class InstanceRow(Table):

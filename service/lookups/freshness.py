@@ -109,16 +109,17 @@ class FreshnessWait:
 
     def _unread(self, known: Known, at: StorePartition, position: Position) -> str | None:
         """Why a task has not read up to a position; where it has, its replica's offset becomes `required`."""
-        offset = position.offsets.get(str(at.partition))
-        if offset is None:
-            return None
         if position.stream == known.now.changelog:
-            self.required[at.partition] = offset
+            if (offset := position.offsets.get(str(at.partition))) is not None:
+                self.required[at.partition] = offset
             return None
-        if position.stream not in at.inputs:
+        inputs = [each for each in at.inputs if each.stream_id == position.stream]
+        if not inputs:
             raise PositionNotOfStore(known.now.name)
-        read = at.inputs[position.stream].position
-        if read < offset:
-            return f"the job is {known.now.job_state}; task {at.task} has read up to {read} of {offset}"
-        self.required.setdefault(at.partition, at.end)
+        for each in inputs:
+            offset = position.offsets.get(str(each.partition))
+            if offset is not None and each.position < offset:
+                return f"the job is {known.now.job_state}; task {at.task} has read up to {each.position} of {offset}"
+            if offset is not None:
+                self.required.setdefault(at.partition, at.end)
         return None

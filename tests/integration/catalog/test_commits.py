@@ -26,6 +26,7 @@ from tests.integration.catalog.world import (
     post,
     register,
     slot,
+    statements,
 )
 
 
@@ -231,6 +232,29 @@ def test_a_job_with_a_backlog_is_not_caught_up(catalog: Catalog, worker: SlotDou
     worker.apply("visits-once", 10)
     worker.poll()
     assert catalog.read(jobs.is_caught_up, job.id)
+
+
+def test_a_commit_of_several_tasks_takes_as_many_statements_as_of_one(catalog: Catalog, worker: SlotDouble) -> None:
+    for task in worker.tasks():  # from then on it is known that their copies are restored
+        worker.commit(commit_of(task))
+    one, *others = [batch(catalog, task, worker.joined) for task in worker.tasks()]
+    with statements(catalog) as of_one:
+        worker.commit(one)
+    with statements(catalog) as of_three:
+        worker.commit(*others)
+    assert of_three == of_one
+    assert of_one == [
+        "SELECT slots",
+        "SELECT tasks",
+        "SELECT replicas",
+        "SELECT task_inputs",
+        "SELECT segments",
+        "SELECT partitions",
+        "UPDATE tasks",
+        "UPDATE segments",
+        "INSERT INTO chunks",
+        "UPDATE partitions",
+    ]
 
 
 def test_several_segments_of_a_commit_are_published_in_their_order(catalog: Catalog, worker: SlotDouble) -> None:

@@ -26,7 +26,9 @@ def test_a_store_that_nobody_owns_yet_has_read_nothing(catalog: Catalog) -> None
     assert [at.input_lag for at in now.partitions] == [5, 0]
     assert [at.end for at in now.partitions] == [0, 0]
     assert [at.instance for at in now.partitions] == [None, None]
-    assert now.partitions[0].inputs == {clicks.id: (0, 5)}
+    assert [(at.stream_id, at.partition, at.position, at.end) for at in now.partitions[0].inputs] == [
+        (clicks.id, 0, 0, 5)
+    ]
     assert now.is_keyed
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
 from service import coordinator
-from service.catalog import job_creation, jobs, segments, streams
+from service.catalog import job_creation, jobs, replicas, segments, streams
 from service.catalog.engine import Catalog
-from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, TaskRow, new_id
+from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, new_id
 from service.protocol import AssignedTask, HeldTask, JoinedSlot, Move, TaskCommit, Verdict, WrittenSegment
 from service.streams.records import ChunkMeta, Published
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
+
+STATEMENT = re.compile(r"(SELECT|UPDATE|INSERT INTO|DELETE FROM) \w+(?=[. ])")
 
 
 def chunk(stream: StreamRow | str, partition: int, records: int, *, timestamp: int = 0) -> ChunkMeta:
@@ -31,7 +35,7 @@ def register(catalog: Catalog, writer: str = "test") -> str:
     return segment_id
 
 
-def post(catalog: Catalog, stream: StreamRow, sizes: dict[int, int], *, timestamp: int = 0) -> list[Published]:
+def post(catalog: Catalog, stream: StreamRow | str, sizes: dict[int, int], *, timestamp: int = 0) -> list[Published]:
     """Publish `sizes[partition]` records to each partition, as one segment."""
     chunks = [chunk(stream, partition, records, timestamp=timestamp) for partition, records in sizes.items()]
     return catalog.write(segments.publish, register(catalog), bytes=100, chunks=chunks)
@@ -160,11 +164,23 @@ def ends(catalog: Catalog, name: str) -> list[int]:
 
 def owners(catalog: Catalog, job: JobRow) -> dict[str, str | None]:
     """Task name → slot id."""
+    return {at.task: at.slot_id for at in catalog.read(replicas.owners_of, job.id)}
 
-    def read(s: Session) -> dict[str, str | None]:
-        return {at.name: at.slot_id for at in s.scalars(select(TaskRow).where(TaskRow.job_id == job.id))}
 
-    return catalog.read(read)
+@contextmanager
+def statements(catalog: Catalog) -> Iterator[list[str]]:
+    """The statements on tables that writes of the catalog send meanwhile: the verb and the first table."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if found := STATEMENT.match(statement):
+            seen.append(found[0])
+
+    event.listen(catalog._writer, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(catalog._writer, "before_cursor_execute", note)
 
 
 # ---------------------------------------------------------------- what only time does

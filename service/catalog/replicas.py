@@ -1,0 +1,143 @@
+"""Copies of tasks: which node has one, what it is for, who keeps it, how far it is, and how a task changes hands.
+
+It knows that a task has at most one active copy, whose slot owns it, and that an epoch rises with every change of that
+slot. It refuses to know who should own what (`service.coordinator`) and what is in a copy.
+
+role      `active`: its slot runs the task; `standby`, `warm-up`: its slot only follows the changelogs
+state     `restoring`: not known to be at the ends of its changelogs since its slot has it; `running`: it was there;
+          `backlog`: it is there, and the task's operators still have output of what they have read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sqlalchemy import bindparam, exists, select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import progress_topic, wake
+from service.catalog.tables import ReplicaRow, SlotRow, TaskRow
+
+ACTIVE: Final = "active"
+RESTORING, RUNNING, BACKLOG = "restoring", "running", "backlog"
+
+IS_ACTIVE = (ReplicaRow.task_id == TaskRow.id) & (ReplicaRow.role == ACTIVE)  # how a task joins its active copy
+HAS_OWNER = exists().where(IS_ACTIVE, ReplicaRow.slot_id.is_not(None))
+FRESH: Final = {"populate_existing": True}  # what was read before the lock is old
+_OF_TASKS = select(ReplicaRow).where(ReplicaRow.task_id.in_(bindparam("task_ids", expanding=True)))
+_ACTIVE_OF = _OF_TASKS.where(ReplicaRow.role == ACTIVE)
+_OF_SLOT = _OF_TASKS.where(ReplicaRow.slot_id == bindparam("slot_id"))
+
+
+class Owner(NamedTuple):
+    """A task, the slot that owns it and the slot that it is about to move to."""
+
+    task: str
+    slot_id: str | None
+    target_slot_id: str | None
+
+
+@dataclass(slots=True)
+class Holding:
+    """A locked task and its active copy (None: nobody ever owned it)."""
+
+    task: TaskRow
+    active: ReplicaRow | None
+
+    @property
+    def slot_id(self) -> str | None:
+        """The slot that owns the task."""
+        return None if self.active is None else self.active.slot_id
+
+    @property
+    def target_slot_id(self) -> str | None:
+        """The slot that it is about to move to."""
+        return None if self.active is None else self.active.target_slot_id
+
+    @property
+    def node_id(self) -> str | None:
+        """Where its active copy is, or was last."""
+        return None if self.active is None else self.active.node_id
+
+    def aim(self, target_slot_id: str | None) -> None:
+        """Say which slot it is about to move to; None: it stays."""
+        if self.active is not None:
+            self.active.target_slot_id = target_slot_id
+
+    def give(self, s: Session, slot: SlotRow | None, at_ms: int) -> None:
+        """Change its owner: the one place where an epoch rises. A new owner has its copy to show."""
+        if slot is not None:
+            if self.active is None:
+                self.active = ReplicaRow(task_id=self.task.id, node_id=slot.instance_id, role=ACTIVE)
+                s.add(self.active)
+            self.active.node_id, self.active.state, self.active.applied = slot.instance_id, RESTORING, {}
+        if self.active is not None:
+            self.active.slot_id = None if slot is None else slot.id
+            self.active.target_slot_id = None
+        self.task.epoch += 1
+        self.task.updated_ms = at_ms
+
+
+class Report(NamedTuple):
+    """How far a slot says that its copy of a task is (store id → changelog position); `is_restored`: it is at the ends
+    of its changelogs.
+    """
+
+    applied: Mapping[str, int]
+    is_restored: bool
+    has_backlog: bool
+
+
+def holdings_of(s: Session, tasks: Iterable[TaskRow]) -> list[Holding]:
+    """Locked tasks with their active copies, in the order given."""
+    locked = list(tasks)
+    active = active_of(s, [task.id for task in locked])
+    return [Holding(task, active.get(task.id)) for task in locked]
+
+
+def active_of(s: Session, task_ids: Sequence[str]) -> dict[str, ReplicaRow]:
+    """Task id → its active copy, of locked tasks."""
+    rows = s.scalars(_ACTIVE_OF, {"task_ids": list(task_ids)}, execution_options=FRESH)
+    return {row.task_id: row for row in rows}
+
+
+def copies_of_slot(s: Session, slot_id: str, task_ids: Sequence[str]) -> dict[str, ReplicaRow]:
+    """Task id → the copy that a slot keeps, of those of these locked tasks that it does."""
+    rows = s.scalars(_OF_SLOT, {"slot_id": slot_id, "task_ids": list(task_ids)}, execution_options=FRESH)
+    return {row.task_id: row for row in rows}
+
+
+def owners_of(s: Session, job_id: str) -> list[Owner]:
+    """Who owns each task of a job, in the order of the tasks."""
+    query = select(TaskRow.name, ReplicaRow.slot_id, ReplicaRow.target_slot_id).outerjoin(ReplicaRow, IS_ACTIVE)
+    rows = s.execute(query.where(TaskRow.job_id == job_id).order_by(TaskRow.sub_topology, TaskRow.partition))
+    return [Owner(*row) for row in rows]
+
+
+def is_news(state: str, applied: Mapping[str, int], report: Report) -> bool:
+    """Whether a report differs from the state and positions that are stored of a copy."""
+    return state != _state_after(state, report) or bool(report.applied.items() - applied.items())
+
+
+def note_report(s: Session, task: TaskRow, copy: ReplicaRow, report: Report) -> None:
+    """Keep how far a copy of a locked task is."""
+    if is_news(copy.state, copy.applied, report):
+        copy.applied = {**copy.applied, **report.applied}
+        copy.state = _state_after(copy.state, report)
+        wake(s, progress_topic(task.job_id))
+
+
+def _state_after(state: str, report: Report) -> str:
+    if report.has_backlog:
+        return BACKLOG
+    return RUNNING if report.is_restored or state != RESTORING else RESTORING
+
+
+def note_commit(copy: ReplicaRow, applied: Mapping[str, int]) -> None:
+    """A copy whose task commits was at the ends of its changelogs."""
+    if copy.state == RESTORING:
+        copy.state = RUNNING
+    if applied:
+        copy.applied = {**copy.applied, **applied}

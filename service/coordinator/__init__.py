@@ -1,0 +1,37 @@
+"""The coordinator: membership, leases, work and rebalances, in catalog transactions, so that any API process can serve
+any member.
+
+leases       who is taken to be alive
+ownership    who should own a task, and how it changes hands
+members      instances and slots join and leave
+polls        slots at work: polls, commits, failures
+verbs        people pause, stop and change jobs
+evictions    the round that ends members that say nothing
+
+It knows no web and no files; `service.catalog` has the tables.
+"""
+
+from service.coordinator.evictions import SEEN, tick
+from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
+from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
+from service.coordinator.polls import PollOutcome, commit_tasks, fail_task, poll_slot
+from service.coordinator.verbs import change_job, change_spec
+
+__all__ = [
+    "SEEN",
+    "SESSION_TIMEOUT_MS",
+    "PollOutcome",
+    "change_job",
+    "change_spec",
+    "commit_tasks",
+    "fail_task",
+    "heartbeat",
+    "join_instance",
+    "join_slot",
+    "leave_instance",
+    "leave_slot",
+    "poll_slot",
+    "require_own",
+    "require_slot",
+    "tick",
+]

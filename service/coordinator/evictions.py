@@ -1,0 +1,93 @@
+"""Evictions: the coordinator's own round, which ends members that say nothing and gives out what nobody owns.
+
+It knows leases that ran out and jobs that are stuck; it refuses to know who should own a task (`ownership`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Select, delete, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import Catalog, now_ms
+from service.catalog.job_states import DRAINING, STAFFED, lock_job
+from service.catalog.replicas import HAS_OWNER
+from service.catalog.tables import InstanceRow, JobRow, MetaRow, SlotRow, TaskRow
+from service.coordinator.leases import GONE, LIVE, PRESENT, RENEW_AFTER, SESSION_TIMEOUT_MS, UNSEEN
+from service.coordinator.members import NO_DELAY_MS, slots_of
+from service.coordinator.ownership import end_slots, lock_slots, rebalance
+
+SEEN: Final = "coordinator_seen_ms"
+GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
+
+
+def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_ms: int = NO_DELAY_MS) -> int:
+    """One round: evict members whose lease ran out, and give out tasks without an owner, those too whose slot did not
+    follow the first within `initial_delay_ms`. Returns who was evicted.
+
+    After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
+    every lease starts again. A round with nothing to do is read-only.
+    """
+    how = {"lease_ms": lease_ms, "initial_delay_ms": initial_delay_ms}
+    return catalog.write(_tick, **how) if catalog.read(_is_tick_due, **how) else 0
+
+
+def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
+    at = now_ms(s)
+    seen = s.scalars(select(MetaRow.value).where(MetaRow.name == SEEN)).one_or_none()
+    if seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
+        return True
+    expired = select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)
+    gone = select(InstanceRow.id).where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at)
+    return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs(at - initial_delay_ms)))
+
+
+def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
+    at = now_ms(s)
+    seen = s.scalars(select(MetaRow).where(MetaRow.name == SEEN).with_for_update()).one_or_none()
+    if seen is None or at - int(seen.value) > lease_ms:
+        _extend_leases(s, at)
+        s.merge(MetaRow(name=SEEN, value=str(at)))
+        return 0
+    seen.value = str(at)
+    evicted = _evict_instances(s, at) + _evict_slots(s, at)
+    s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
+    for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
+        rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
+    return evicted
+
+
+def _extend_leases(s: Session, at: int) -> None:
+    for slot in lock_slots(s, SlotRow.lease_until_ms < at + SlotRow.lease_ms):
+        slot.lease_until_ms = at + slot.lease_ms
+    late = update(InstanceRow).where(
+        InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at + InstanceRow.lease_ms
+    )
+    s.execute(late.values(lease_until_ms=at + InstanceRow.lease_ms), execution_options=UNSEEN)
+
+
+def _evict_instances(s: Session, at: int) -> int:
+    """Instances whose lease ran out go, and their slots with them: their driver watches over nobody any more."""
+    is_expired = InstanceRow.state.in_(PRESENT) & (InstanceRow.lease_until_ms < at)
+    ids = s.scalars(select(InstanceRow.id).where(is_expired).order_by(InstanceRow.id)).all()
+    for instance_id in ids:
+        end_slots(s, slots_of(s, instance_id), "an instance was lost")
+        gone = update(InstanceRow).where(InstanceRow.id == instance_id, is_expired).values(state=GONE)
+        s.execute(gone, execution_options=UNSEEN)
+    return len(ids)
+
+
+def _evict_slots(s: Session, at: int) -> int:
+    expired = s.scalars(select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)).all()
+    return end_slots(s, expired, "a slot was lost", only_expired=True) if expired else 0
+
+
+def _stuck_jobs(before_ms: int) -> Select[str]:
+    """Jobs with a task that nobody owns although a slot has been alive since, and that drain with no slot left."""
+    has_slot = exists().where(SlotRow.job_id == JobRow.id, SlotRow.state == LIVE, InstanceRow.state == LIVE)
+    has_slot = has_slot.where(InstanceRow.id == SlotRow.instance_id, SlotRow.joined_ms <= before_ms)
+    has_free_task = exists().where(TaskRow.job_id == JobRow.id, ~HAS_OWNER)
+    is_stuck = JobRow.state.in_(STAFFED) & has_free_task & has_slot
+    is_drained = (JobRow.state == DRAINING) & ~exists().where(SlotRow.job_id == JobRow.id, SlotRow.state == LIVE)
+    return select(JobRow.id).where(or_(is_stuck, is_drained)).order_by(JobRow.id)

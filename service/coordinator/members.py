@@ -1,0 +1,221 @@
+"""Members: instances and their slots join, keep their leases and leave.
+
+It knows who is there; it refuses to know who owns which task (`ownership`) and how a member is started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, wake
+from service.catalog.job_states import STAFFED, lock_job
+from service.catalog.jobs import streams_of
+from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, StoreRow, TaskRow
+from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
+from service.coordinator.ownership import end_slots, members_of, rebalance, take_tasks
+from service.protocol import JobToRun, JoinedSlot, StoreRef, StreamRef, WantedJob, WantedJobs
+from service.streams.assignment import sticky
+from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
+
+NO_DELAY_MS: Final = 0
+
+_INSTANCE = (
+    select(InstanceRow.name, InstanceRow.incarnation, InstanceRow.state, InstanceRow.cores, InstanceRow.lease_ms)
+    .add_columns(InstanceRow.lease_until_ms - Now())
+    .where(InstanceRow.id == bindparam("instance_id"))
+)
+_WANTED_JOBS = (
+    select(JobRow.id, JobRow.name, JobRow.parallelism, func.count())
+    .join(TaskRow, TaskRow.job_id == JobRow.id)
+    .where(JobRow.state.in_(STAFFED))
+    .group_by(JobRow.id, JobRow.name, JobRow.parallelism)
+    .order_by(JobRow.name)
+)
+
+
+# ---------------------------------------------------------------- instances
+
+
+def join_instance(
+    s: Session,
+    *,
+    name: str,
+    incarnation: str,
+    host: str,
+    cores: int,
+    tags: Json | None = None,
+    spark: Json | None = None,
+    lease_ms: int = SESSION_TIMEOUT_MS,
+) -> InstanceRow:
+    """Let an instance in. The same name keeps its id; another incarnation takes the place of the former one."""
+    at = now_ms(s)
+    instance = s.scalars(select(InstanceRow).where(InstanceRow.name == name)).one_or_none()
+    if instance is None:
+        instance = InstanceRow(name=name)
+    elif instance.incarnation != incarnation:
+        end_slots(s, slots_of(s, instance.id), "the instance was started again")
+    if instance.state != LIVE or instance.incarnation != incarnation:
+        instance.joined_ms = at
+    instance.incarnation, instance.host, instance.cores, instance.state = incarnation, host, cores, LIVE
+    instance.tags, instance.spark = tags or {}, spark or {}
+    instance.lease_ms, instance.lease_until_ms = lease_ms, at + lease_ms
+    s.add(instance)
+    s.flush()
+    return instance
+
+
+def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> WantedJobs:
+    """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer.
+
+    Writes nothing while most of the lease is left. Raises UnknownInstance, InstanceGone.
+    """
+    answer, is_due = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
+    if is_due:
+        catalog.write(_renew_instance, instance_id, incarnation=incarnation)
+    return answer
+
+
+def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: bool = False) -> None:
+    """Let an instance go with its slots; leaving twice changes nothing.
+
+    With `drain` it only begins to leave: each slot is told so by its next poll, commits what it has and leaves.
+    """
+    instance = s.get(InstanceRow, instance_id)
+    if instance is None:
+        raise UnknownInstance(instance_id)
+    if instance.incarnation != incarnation or instance.state not in PRESENT:
+        return
+    if drain:
+        instance.state = LEAVING
+        jobs = select(SlotRow.job_id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE).distinct()
+        wake(s, *(job_topic(job_id) for job_id in s.scalars(jobs)))
+    else:
+        end_slots(s, slots_of(s, instance_id), "the instance left")
+        instance.state = GONE
+
+
+def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
+    row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
+    if row is None:
+        raise UnknownInstance(instance_id)
+    name, current, state, cores, lease_ms, left_ms = row
+    if state not in PRESENT or current != incarnation:
+        raise InstanceGone(name)
+    jobs = _wanted_jobs(s, cores) if state == LIVE else []
+    version = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()[:16]
+    return WantedJobs(jobs, version, lease_ms), is_renewal_due(left_ms, lease_ms)
+
+
+def _wanted_jobs(s: Session, cores: int) -> list[WantedJob]:
+    """The jobs that want slots, and how many on an instance with this many cores."""
+    rows = s.execute(_WANTED_JOBS)
+    return [WantedJob(i, name, _slots_on(cores, wanted, n)) for i, name, wanted, n in rows]
+
+
+def _slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
+    """How many slots of a job an instance runs."""
+    return min(parallelism or cores, tasks)
+
+
+def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
+    renewed = (
+        update(InstanceRow)
+        .where(InstanceRow.id == instance_id, InstanceRow.incarnation == incarnation, InstanceRow.state.in_(PRESENT))
+        .values(lease_until_ms=now_ms(s) + InstanceRow.lease_ms)
+        .returning(InstanceRow.id)
+    )
+    if s.scalars(renewed).one_or_none() is None:
+        raise InstanceGone(instance_id)
+
+
+# ---------------------------------------------------------------- slots
+
+
+def join_slot(
+    s: Session,
+    instance_id: str,
+    *,
+    job_id: str,
+    slot_id: str,
+    index: int,
+    lease_ms: int = SESSION_TIMEOUT_MS,
+    initial_delay_ms: int = NO_DELAY_MS,
+) -> JoinedSlot:
+    """Let a slot in, in the place of any with the same instance, job and index; answers what it needs to run.
+
+    For `initial_delay_ms` after the first slot of a job, those that are to follow keep their shares free (Kafka's
+    group.initial.rebalance.delay.ms), so that the first does not begin with what it has to give away. Joining again
+    under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone, IllegalTransition (the
+    job wants no slots).
+    """
+    job = lock_job(s, job_id=job_id)
+    slot = s.get(SlotRow, slot_id)
+    if slot is not None and slot.state != LIVE:
+        raise InstanceGone(f"Slot {slot_id}")
+    if slot is None:
+        former = _admit(s, job, instance_id, slot_id, index, lease_ms)
+        reason = "a slot was started again" if former else "a slot joined"
+        rebalance(s, job, reason, _awaited(s, job, initial_delay_ms))
+    return _describe_slot(s, job, slot_id, lease_ms)
+
+
+def leave_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> None:
+    """Let a slot go; its tasks are free at once. Leaving twice changes nothing. Raises UnknownSlot."""
+    require_own(s, slot_id, instance_id)
+    end_slots(s, [slot_id], "a slot left")
+
+
+def _admit(s: Session, job: JobRow, instance_id: str, slot_id: str, index: int, lease_ms: int) -> Sequence[str]:
+    """Returns the slots whose place it takes."""
+    instance = s.get(InstanceRow, instance_id)
+    if instance is None:
+        raise UnknownInstance(instance_id)
+    if instance.state != LIVE:
+        raise InstanceGone(instance.name)
+    if job.state not in STAFFED:
+        raise IllegalTransition(job.state, "take a slot in")
+    same_place = (SlotRow.instance_id == instance_id, SlotRow.job_id == job.id, SlotRow.slot_index == index)
+    former = s.scalars(select(SlotRow.id).where(*same_place, SlotRow.state == LIVE)).all()
+    take_tasks(s, [job], former)
+    at = now_ms(s)
+    slot = SlotRow(id=slot_id, instance_id=instance_id, job_id=job.id, slot_index=index, state=LIVE)
+    slot.lease_ms, slot.lease_until_ms, slot.joined_ms = lease_ms, at + lease_ms, at
+    s.add(slot)
+    s.flush()
+    return former
+
+
+def _awaited(s: Session, job: JobRow, initial_delay_ms: int) -> list[sticky.Member]:
+    """The slots that should join within moments, as those of all live instances start together."""
+    members = members_of(s, job.id)
+    if now_ms(s) - members[0].joined_ms >= initial_delay_ms:
+        return []
+    there = {(slot.instance_id, slot.slot_index) for slot in members}
+    tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
+    live = s.execute(
+        select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE).order_by(InstanceRow.id)
+    )
+    places = [(at, index) for at, cores in live for index in range(_slots_on(cores, job.parallelism, tasks))]
+    return [sticky.Member(f"{at}/{index}", at) for at, index in places if (at, index) not in there]
+
+
+def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> JoinedSlot:
+    stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id).order_by(StoreRow.name))
+    return JoinedSlot(
+        slot=slot_id,
+        lease_ms=lease_ms,
+        lineage=lineage_of(s),
+        job=JobToRun(job.id, job.name, job.spec, job.topology),
+        streams={at.name: StreamRef(at.id, at.partitions) for at in streams_of(s, job.id)},
+        stores={store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},
+    )
+
+
+def slots_of(s: Session, instance_id: str) -> Sequence[str]:
+    return s.scalars(select(SlotRow.id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE)).all()

@@ -1,0 +1,205 @@
+"""Slots at work: what a slot should do next, what it did, and what it can not do.
+
+It knows when a poll is answered and what has to be written for it. It refuses to know how long a request waits
+(`service.api.instances`) and by which rules a commit is accepted (`service.catalog.commits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, exists, select
+from sqlalchemy.orm import Session
+
+from service.catalog import commits as committing
+from service.catalog import idle_and_flush
+from service.catalog.commits import lock_tasks_by_id
+from service.catalog.engine import Catalog, Now, job_topic, stream_topic
+from service.catalog.job_states import STAFFED, WORKING, fail_job, lock_job
+from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
+from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
+from service.catalog.tasks import Assigned, Changelog, assigned_to, changelogs_of, describe
+from service.coordinator.leases import (
+    LEASE_OF_SLOT,
+    LIVE,
+    PRESENT,
+    is_renewal_due,
+    renew_slot,
+    require_own,
+    require_same_instance,
+)
+from service.coordinator.ownership import hand_over
+from service.protocol import HeldTask, PollAnswer, TaskCommit, Verdict
+from service.streams.errors import InstanceGone, StaleEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class PollOutcome:
+    """When the `answer` `is_ready` it should go out at once, else when one of `topics` wakes or `look_again_ms` have
+    passed (None: no need to).
+    """
+
+    answer: PollAnswer
+    is_ready: bool
+    topics: frozenset[str]
+    look_again_ms: int | None = None
+
+
+_SLOT = (
+    select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
+    .add_columns(JobRow.idle_close_after_ms, exists().where(SkipRow.job_id == JobRow.id))
+    .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
+    .join(JobRow, JobRow.id == SlotRow.job_id)
+    .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+    .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
+)
+
+
+def poll_slot(
+    catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None
+) -> PollOutcome:
+    """What a slot that holds these tasks should do next.
+
+    One read-only look of three queries, and one more per task with work. A write comes only with something to
+    write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
+    Raises InstanceGone, UnknownSlot (it is another instance's).
+    """
+    look = catalog.read(_look, slot_id, held, instance_id)
+    if look.is_write_due:
+        catalog.write(_keep_slot, slot_id, look.reports)
+        look = catalog.read(_look, slot_id, held, instance_id)
+    return look.outcome
+
+
+class _Look(NamedTuple):
+    outcome: PollOutcome
+    is_write_due: bool
+    reports: Mapping[str, Report]  # by task, of those that the slot holds under the epoch that the catalog holds
+
+
+class _SlotNow(NamedTuple):
+    job_id: str
+    instance_id: str
+    is_wanted: bool
+    is_working: bool
+    max_batch_records: int
+    idle_close_after_ms: int | None
+    has_skips: bool
+    is_lease_due: bool
+
+
+def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None) -> _Look:
+    now = _slot_now(s, slot_id)
+    require_same_instance(slot_id, now.instance_id, instance_id)
+    topics = {job_topic(now.job_id)}
+    if not now.is_wanted:
+        return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, {})
+    tasks, changelogs = assigned_to(s, slot_id), changelogs_of(s, slot_id)
+    topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
+    staying = [task for task in tasks if task.target_slot_id is None]
+    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, staying if now.is_working else [])
+    described = describe(
+        s,
+        staying,
+        changelogs,
+        to_advance.reasons,
+        job_id=now.job_id,
+        max_records=now.max_batch_records if now.is_working else 0,
+        has_skips=now.has_skips,
+    )
+    is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
+    is_ready = is_news or any(task.is_due for task in described)
+    outcome = PollOutcome(PollAnswer("run", described), is_ready, frozenset(topics), to_advance.look_again_ms)
+    reports = {
+        task.id: _report(mine, changelogs.get(task.id, []))
+        for task in tasks
+        for mine in held
+        if (mine.task, mine.epoch) == (task.id, task.epoch)
+    }
+    return _Look(outcome, now.is_lease_due or any(_is_to_write(task, reports.get(task.id)) for task in tasks), reports)
+
+
+def _report(mine: HeldTask, changelogs: Sequence[Changelog]) -> Report:
+    is_restored = all(mine.applied.get(each.store_id, 0) >= each.end for each in changelogs)
+    return Report(mine.applied, is_restored, mine.has_backlog)
+
+
+def _slot_now(s: Session, slot_id: str) -> _SlotNow:
+    row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
+    if row is None:
+        raise InstanceGone(f"Slot {slot_id}")
+    job_id, instance_id, job_state, instance_state, max_batch_records, idle_ms, has_skips, left_ms, lease_ms = row
+    is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
+    is_working = job_state in WORKING
+    return _SlotNow(job_id, instance_id, is_wanted, is_working, max_batch_records, idle_ms, has_skips, is_due)
+
+
+def _is_to_write(task: Assigned, report: Report | None) -> bool:
+    """A hand-over, a lost range, or a copy that moved on with no commit coming to say so."""
+    if task.target_slot_id is not None or task.is_truncated:
+        return True
+    return not task.has_work and report is not None and is_news(task.state, task.applied, report)
+
+
+def _keep_slot(s: Session, slot_id: str, reports: Mapping[str, Report]) -> None:
+    """Write what a poll brought: hand-overs, lost ranges, positions of copies, the lease."""
+    tasks = assigned_to(s, slot_id)
+    truncated = next((task for task in tasks if task.is_truncated), None)
+    if truncated or any(task.target_slot_id is not None for task in tasks):
+        job = lock_job(s, job_id=s.scalars(select(SlotRow.job_id).where(SlotRow.id == slot_id)).one())
+        if truncated:
+            fail_job(s, job, _source_truncated(s, truncated))
+        hand_over(s, job, slot_id)
+    epochs = {task.id: task.epoch for task in tasks}
+    locked = lock_tasks_by_id(s, reports)
+    copies = copies_of_slot(s, slot_id, list(locked))
+    for task_id, copy in copies.items():
+        if locked[task_id].epoch == epochs.get(task_id):
+            note_report(s, locked[task_id], copy, reports[task_id])
+    s.flush()
+    if not renew_slot(s, slot_id):
+        raise InstanceGone(f"Slot {slot_id}")
+
+
+def _source_truncated(s: Session, task: Assigned) -> Json:
+    lost = next(at for at in task.inputs if at.position < at.start)
+    stream = s.get_one(StreamRow, lost.stream_id).name
+    detail = f"task {task.name} stands at {lost.position}, the partition of {stream!r} starts at {lost.start}"
+    where = {"task": task.name, "stream": stream, "partition": lost.partition}
+    return {"code": "source_truncated", **where, "detail": detail}
+
+
+def commit_tasks(
+    s: Session, slot_id: str, commits: Sequence[TaskCommit], *, instance_id: str | None = None
+) -> list[Verdict]:
+    """Judge each commit alone and write what is accepted (`catalog.commits`); the slot's lease is kept with it.
+
+    Raises UnknownSlot (it is another instance's).
+    """
+    lease = s.execute(LEASE_OF_SLOT, {"slot_id": slot_id}).one_or_none()
+    if lease is not None:
+        require_same_instance(slot_id, lease[0], instance_id)
+    verdicts = committing.commit_tasks(s, slot_id, commits)
+    if lease is not None and is_renewal_due(*lease[1:]):
+        renew_slot(s, slot_id)
+    return verdicts
+
+
+def fail_task(
+    s: Session, slot_id: str, *, task_id: str, epoch: int, error: Json, instance_id: str | None = None
+) -> None:
+    """A task can not go on: its job fails with this error.
+
+    Raises StaleEpoch when the slot does not hold the task, UnknownSlot when it is another instance's.
+    """
+    require_own(s, slot_id, instance_id)
+    job_id = s.scalars(select(TaskRow.job_id).where(TaskRow.id == task_id)).one_or_none()
+    if job_id is None:
+        raise StaleEpoch(task_id)
+    job = lock_job(s, job_id=job_id)
+    task, active = lock_tasks_by_id(s, [task_id])[task_id], active_of(s, [task_id]).get(task_id)
+    if active is None or active.slot_id != slot_id or task.epoch != epoch:
+        raise StaleEpoch(task.name)
+    fail_job(s, job, {**error, "task": task.name})

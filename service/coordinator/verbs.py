@@ -1,0 +1,41 @@
+"""Verbs of people that change who runs a job: pause, resume, stop, restart, another specification.
+
+It knows which of them end slots or take tasks; it refuses to know which state allows which (`catalog.job_states`).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import now_ms
+from service.catalog.job_creation import set_spec
+from service.catalog.job_states import lock_job, move
+from service.catalog.tables import JobRow, SlotRow
+from service.coordinator.leases import LIVE
+from service.coordinator.ownership import end_slots, lock_holdings, rebalance
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
+
+
+def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str = "") -> JobRow:
+    """What people ask of a job: `pause`, `resume`, `stop`, `restart`. Raises UnknownJob, IllegalTransition."""
+    job = lock_job(s, name=name)
+    move(s, job, verb, who=who, reason=reason)
+    if verb == "restart":  # a slot that has not left yet begins anew as well: it may have given a task up
+        at = now_ms(s)
+        for each in lock_holdings(s, job.id):
+            each.give(s, None, at)
+    rebalance(s, job, verb)
+    return job
+
+
+def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+    """Give a locked job that is stopped or failed another specification. Raises IllegalTransition.
+
+    A slot that has not left yet knows the former one: it is ended, so that it joins anew where the job goes on.
+    """
+    set_spec(s, job, spec, topology, reason=reason, who=who)
+    s.flush()
+    live = select(SlotRow.id).where(SlotRow.job_id == job.id, SlotRow.state == LIVE)
+    end_slots(s, s.scalars(live).all(), "the job was changed")
