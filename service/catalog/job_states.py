@@ -121,7 +121,8 @@ def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
 
 
 def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: str | None = None) -> None:
-    """Let a failed job pass over one record of a source that it has not read yet; asking twice changes nothing.
+    """Let a failed job pass over one record of a source that it has not read yet, or over what waits of the last one
+    that it read, if that is what it failed at; asking twice changes nothing.
 
     Raises UnknownJob, IllegalTransition (not failed), UnknownPartition, InvalidSpec (read already).
     """
@@ -132,7 +133,8 @@ def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: s
     at = next((p for p in positions(s, job.id) if p.partition == partition and stream in {None, p.stream}), None)
     if at is None:
         raise UnknownPartition(f"{stream or '/'.join(sources)}/{partition}")
-    if not at.position <= offset < at.end:
+    failed_at = (job.error or {}).get("offset") if (job.error or {}).get("partition") == partition else None
+    if not (at.position <= offset < at.end or offset == failed_at == at.position - 1):
         detail = f"the job stands at {at.position} and the partition ends at {at.end}"
         raise InvalidSpec([Problem("/offset", f"{offset} can not be skipped: {detail}")])
     key = {"job_id": job.id, "stream_id": sources[at.stream], "partition": partition, "offset": offset}

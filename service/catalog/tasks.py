@@ -152,8 +152,8 @@ def _range(s: Session, number: int, at: TaskInput, max_records: int) -> InputRan
 
 
 def _skips(s: Session, job_id: str, task: Assigned) -> list[tuple[int, int]]:
-    """(input, offset) of the records ahead of a task that it shall pass over."""
+    """(input, offset) of the records to pass over: those ahead of a task, and what waits of its last one (ADR 7)."""
     skipped = select(SkipRow.stream_id, SkipRow.partition, SkipRow.offset).where(SkipRow.job_id == job_id)
     numbers = {(at.stream_id, at.partition): number for number, at in enumerate(task.inputs)}
     found = [(numbers.get((stream_id, p), -1), offset) for stream_id, p, offset in s.execute(skipped)]
-    return sorted((i, offset) for i, offset in found if i >= 0 and offset >= task.inputs[i].position)
+    return sorted((i, offset) for i, offset in found if i >= 0 and offset >= task.inputs[i].position - 1)

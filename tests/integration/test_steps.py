@@ -120,6 +120,29 @@ def test_a_batch_of_many_events_is_committed_in_parts(world: World) -> None:
     assert len(seen) > 5
 
 
+def test_what_waits_of_a_record_can_be_skipped_where_it_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record closes five windows, whose results are summed one at a time; the fourth passes 64 bits."""
+    monkeypatch.setattr(aggregate, "MOST_AT_ONCE", 100)
+    three = 3_000_000_000_000_000_000
+    behind = {**HOPPING, "name": "behind", "aggregates": {"s": {"fn": "sum", "of": f"(value->>'n')::bigint * {three}"}}}
+    job = world.job(operators=[CLOSING, {"op": "select_key", "key": "'all'"}, behind], source="one")
+    slot = world.slot(job)
+    post(world, [{"key": f"k{i}", "value": {}, "timestamp": 21} for i in range(5)] + JUMP[:1])
+    turn_until(slot, lambda: world.call("GET", "/v1/jobs/job")["state"] == "failed")
+    failed = world.call("GET", "/v1/jobs/job")
+    assert [failed["error"][name] for name in ("code", "operator", "offset")] == ["integer_overflow", "behind", 5]
+    assert failed["positions"][0]["position"] == 6
+    world.call("POST", "/v1/jobs/job:skip", json={"partition": 0, "offset": 5})
+    world.call("POST", "/v1/jobs/job:restart")
+    end(slot)
+    slot = world.slot(job)
+    post(world, [{"key": "k0", "value": {}, "timestamp": 2000}])
+    turn_until(slot, lambda: len(out(world)) > 3 * 5)
+    assert world.call("GET", "/v1/jobs/job")["state"] == "running"
+    sums = [each["value"]["s"] for each in out(world) if each["window"]["start"] == 20]
+    assert sums == [three, 2 * three, 3 * three]
+
+
 def test_after_a_cut_no_more_is_read_than_may_be_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "LEAST_AFTER_CUT", 1)
     read: list[int] = []
