@@ -184,7 +184,12 @@ class Slot:
         return sorted(behind, key=lambda task: task.lag)
 
     def _restore(self) -> None:
-        """Open the replicas of new tasks, then bring those that are behind nearer to the ends of their changelogs."""
+        """Open the replicas of new tasks and of those whose files were found damaged, then bring those that are behind
+        nearer to the ends of their changelogs.
+        """
+        for task in self._tasks.values():
+            with self._border.around(task):
+                task.check()
         for task in self._behind():
             with self._border.around(task):
                 task.open()

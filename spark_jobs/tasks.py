@@ -82,6 +82,11 @@ class StreamTask:
                 return
         self.note_backlog()
 
+    def check(self) -> None:
+        """Look where its open replicas stand. Raises ReplicaDamaged, also for damage done while nothing was to do."""
+        for replica in self.replicas.values():
+            replica.check()
+
     def restore(self, until_s: float) -> None:
         """Bring its open replicas nearer to the ends of their changelogs, until that moment (monotonic)."""
         follow_all(self.replicas.values(), until_s)

@@ -19,7 +19,7 @@ from service.catalog.stores import store_ids
 from service.storage import view
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
 from service.storage.view import Names, ViewMissing, Views
-from service.streams.errors import StoreNotReadable
+from service.streams.errors import ReplicaDamaged, StoreNotReadable
 from service.streams.stores.reading import Ask, Told, tell
 
 
@@ -121,6 +121,8 @@ def _on_disk(partition: int) -> Iterator[None]:
         yield
     except ReplicaMissing:
         raise ReplicaAbsent(f"no instance on this machine has a replica of partition {partition}") from None
+    except ReplicaDamaged:
+        raise StoreNotReadable(f"the replica of partition {partition} is damaged and about to be restored") from None
     except lmdb.Error as error:
         raise StoreNotReadable(f"the replica of partition {partition} can not be read: {error}") from error
 

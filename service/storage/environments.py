@@ -9,6 +9,10 @@ after it forked, through the one registry here. It refuses to know what is store
                                machine restart a file that was not closed is worth nothing
         data.mdb, lock.mdb     LMDB
 
+LMDB reads through a map: to touch a page that a truncated file lacks is a SIGBUS, which no process survives. So the
+file's length is proven before each transaction (0.6 us; ADR 10), and made whole after each that writes, for LMDB itself
+never writes pages that a transaction took and gave back.
+
 Slots of one instance are several processes that share its folder and hand tasks over to each other: so the lock
 is on each replica, not on the instance's folder.
 """
@@ -32,6 +36,7 @@ import lmdb
 from service.streams.errors import ReplicaDamaged
 
 MAP_BYTES = 64 << 30  # address space of a sparse map, not disk
+META_BYTES = 2 * os.sysconf("SC_PAGE_SIZE")  # LMDB's two meta pages, without which it can not be asked anything
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -49,6 +54,8 @@ class Environment:
     base: Path
     folder: Path
     lock: int
+    data: int  # a handle of data.mdb
+    whole_bytes: int  # less than that, and pages are missing
     pid: int
     env: lmdb.Environment
     entries: lmdb._Database
@@ -62,12 +69,26 @@ class Environment:
         """A transaction on `entries`. Raises ReplicaDamaged, after which the next open starts a new life."""
         if self.pid != os.getpid():
             raise RuntimeError(f"Replica {self.folder} was opened before this process forked")
+        if self.is_open:  # else LMDB says that it is closed
+            self.prove()
         try:
             with self.env.begin(write=write, db=self.entries) as transaction:
                 yield transaction
         except _DAMAGE as error:
             _write_durably(self.folder / "open", "damaged")
             raise ReplicaDamaged(str(self.folder), str(error)) from error
+        if write:
+            self.whole_bytes = _fill_up(self.env, self.data)
+
+    def prove(self) -> None:
+        """Raises ReplicaDamaged where the file was cut short, after which the next open starts a new life."""
+        if not self.is_whole:
+            _write_durably(self.folder / "open", "damaged")
+            raise ReplicaDamaged(str(self.folder), "its file was cut short")
+
+    @property
+    def is_whole(self) -> bool:
+        return os.lseek(self.data, 0, os.SEEK_END) >= self.whole_bytes
 
 
 IsWanted = Callable[[Environment], bool]
@@ -112,15 +133,14 @@ def release(environment: Environment) -> None:
     """Give it back; the last holder closes it cleanly, so that it outlives a machine restart."""
     if not environment.is_open or environment.pid != os.getpid():
         return
-    environment.env.sync(True)  # may take seconds, so not under the guard
+    if environment.is_whole:  # LMDB looks at its pages to sync them
+        environment.env.sync(True)  # may take seconds, so not under the guard
     with _guard:
         environment.holders -= 1
         if environment.is_open and environment.holders == 0:
-            _fill_up(environment.folder, environment.env)
-            environment.env.sync(True)
-            if _read(environment.folder / "open") == boot_id():
-                (environment.folder / "open").unlink()
-                _sync_folder(environment.folder)
+            if environment.is_whole:
+                environment.env.sync(True)
+                _note_clean_close(environment.folder)
             _close(environment)
 
 
@@ -153,6 +173,7 @@ def _set_inherited_aside() -> None:
         del _held[environment.base]
         _inherited.append(environment)
         os.close(environment.lock)  # or the parent's lock would live as long as this process
+        os.close(environment.data)
 
 
 def _reopen(base: Path, is_wanted: IsWanted) -> Environment | None:
@@ -175,12 +196,13 @@ def _open_trusted(base: Path, folder: Path, lock: int, is_wanted: IsWanted) -> E
     if marker not in (None, boot_id()):
         return None
     try:
-        environment = _open(base, folder, lock, may_lack_tail=marker is not None)
+        environment = _open(base, folder, lock)
     except (lmdb.Error, ReplicaDamaged):
         return None
     if _is_trusted(environment, is_wanted):
         return environment
     environment.env.close()
+    os.close(environment.data)
     return None
 
 
@@ -193,18 +215,24 @@ def _is_trusted(environment: Environment, is_wanted: IsWanted) -> bool:
         return False
 
 
-def _missing_bytes(folder: Path, env: lmdb.Environment) -> int:
-    """How far LMDB maps pages beyond the file's end, where a read is a SIGBUS, not an error."""
-    mapped: int = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    return max(0, mapped - (folder / "data.mdb").stat().st_size)
+def bytes_of_all_pages(env: lmdb.Environment) -> int:
+    """The length that a file has which lacks no page."""
+    pages: int = env.info()["last_pgno"] + 1
+    return pages * int(env.stat()["psize"])
 
 
-def _fill_up(folder: Path, env: lmdb.Environment) -> None:
-    """LMDB never writes pages that a transaction took and gave back, so a sound file may lack its tail."""
-    missing = _missing_bytes(folder, env)
-    if missing:
-        data = folder / "data.mdb"
-        os.truncate(data, data.stat().st_size + missing)
+def _fill_up(env: lmdb.Environment, data: int) -> int:
+    """Add the pages at the end that LMDB has taken and never written; the length that is whole."""
+    whole = bytes_of_all_pages(env)
+    if os.lseek(data, 0, os.SEEK_END) < whole:
+        os.ftruncate(data, whole)
+    return whole
+
+
+def _note_clean_close(folder: Path) -> None:
+    if _read(folder / "open") == boot_id():
+        (folder / "open").unlink()
+        _sync_folder(folder)
 
 
 def _create(base: Path) -> Environment:
@@ -219,13 +247,13 @@ def _create(base: Path) -> Environment:
         (folder / "lock").touch(exist_ok=False)
         lock = _lock(folder)
         if lock is not None:
-            return _open(base, folder, lock, may_lack_tail=True)
+            return _open(base, folder, lock)
 
 
-def _open(base: Path, folder: Path, lock: int, *, may_lack_tail: bool) -> Environment:
+def _open(base: Path, folder: Path, lock: int) -> Environment:
     """Open LMDB at `folder`, marked as open before anything is written. Raises lmdb.Error and ReplicaDamaged."""
     data = folder / "data.mdb"
-    if data.exists() and data.stat().st_size < 2 * os.sysconf("SC_PAGE_SIZE"):  # both of its meta pages
+    if data.exists() and data.stat().st_size < META_BYTES:
         raise ReplicaDamaged(str(folder), "its file is torn")
     _write_durably(folder / "open", boot_id())
     env = lmdb.open(
@@ -237,21 +265,21 @@ def _open(base: Path, folder: Path, lock: int, *, may_lack_tail: bool) -> Enviro
         meminit=False,
         readahead=False,
     )
+    handle = os.open(data, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _with_databases(base, folder, lock, env, may_lack_tail=may_lack_tail)
+        return _with_databases(base, folder, lock, handle, env)
     except (lmdb.Error, ReplicaDamaged):
         env.close()
+        os.close(handle)
         raise
 
 
-def _with_databases(base: Path, folder: Path, lock: int, env: lmdb.Environment, *, may_lack_tail: bool) -> Environment:
-    if may_lack_tail:
-        _fill_up(folder, env)
-    if _missing_bytes(folder, env):
+def _with_databases(base: Path, folder: Path, lock: int, data: int, env: lmdb.Environment) -> Environment:
+    if os.lseek(data, 0, os.SEEK_END) < bytes_of_all_pages(env):
         raise ReplicaDamaged(str(folder), "its file is torn")
     env.reader_check()  # readers of processes that were killed would keep old pages for ever
     entries, expiry, meta = (env.open_db(name) for name in (b"entries", b"expiry", b"meta"))
-    return Environment(base, folder, lock, os.getpid(), env, entries, expiry, meta)
+    return Environment(base, folder, lock, data, _fill_up(env, data), os.getpid(), env, entries, expiry, meta)
 
 
 def _lives(base: Path) -> list[Path]:
@@ -281,6 +309,7 @@ def _lock(folder: Path) -> int | None:
 def _close(environment: Environment) -> None:
     environment.is_open = False
     environment.env.close()
+    os.close(environment.data)
     os.close(environment.lock)
     _held.pop(environment.base, None)
 

@@ -10,18 +10,21 @@ trusted is a state that the store once had, so the one that is furthest is the b
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
 
-from service.storage.environments import MAP_BYTES, boot_id
+from service.storage.environments import MAP_BYTES, META_BYTES, boot_id, bytes_of_all_pages
 from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
+from service.streams.errors import ReplicaDamaged
 
+WHOLE_WITHIN_S = 0.002  # a writer takes microseconds; whoever asks stands still for it
 LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
 UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
 MAX_KNOWN = 256  # partitions whose replicas are kept open: each takes files and a map
@@ -32,11 +35,46 @@ class ReplicaMissing(Exception):
 
 
 @dataclass(slots=True)
+class _Length:
+    """The length of a data.mdb: proven before LMDB touches a page, for beyond the file's end that is a SIGBUS."""
+
+    folder: Path
+    data: int  # a handle of the file
+    whole_bytes: int = META_BYTES  # as of transaction `whole_at`
+    whole_at: int = -1
+
+    @property
+    def is_whole(self) -> bool:
+        return os.lseek(self.data, 0, os.SEEK_END) >= self.whole_bytes
+
+    def prove(self) -> None:
+        """Raises ReplicaDamaged where the file is shorter than it was; call it before a transaction begins."""
+        if os.lseek(self.data, 0, os.SEEK_END) < self.whole_bytes:
+            raise ReplicaDamaged(str(self.folder), "its file was cut short")
+
+    def prove_as_of(self, env: lmdb.Environment, transaction: int) -> None:
+        """Raises ReplicaDamaged where a page is missing that the transaction may read, unless it was proven so already.
+
+        The writer makes its file whole right after each commit (`environments`): between the two it is waited for.
+        """
+        if transaction == self.whole_at:
+            return
+        self.whole_bytes, self.whole_at = bytes_of_all_pages(env), transaction
+        until_s = 0.0
+        while not self.is_whole:
+            until_s = until_s or time.monotonic() + WHOLE_WITHIN_S
+            if time.monotonic() > until_s:
+                self.prove()
+            time.sleep(WHOLE_WITHIN_S / 20)
+
+
+@dataclass(slots=True)
 class _Opened:
     """One life of a replica, open to be read."""
 
     folder: Path
     file_id: tuple[int, int]
+    length: _Length
     env: lmdb.Environment
     entries: lmdb._Database
     meta: lmdb._Database
@@ -44,9 +82,16 @@ class _Opened:
 
     @contextmanager
     def view(self) -> Iterator[StoreView]:
+        """Raises ReplicaDamaged."""
+        self.length.prove()
         with self.env.begin(db=self.entries) as tx:
+            self.length.prove_as_of(self.env, tx.id())
             packed = tx.get(POSITION, db=self.meta)
             yield StoreView(tx, 0 if packed is None else struct.unpack("<q", packed)[0])
+
+    def close(self) -> None:
+        self.env.close()
+        os.close(self.length.data)
 
     @property
     def position(self) -> int:
@@ -71,7 +116,7 @@ class _Known:
 
     def close(self) -> None:
         for life in self.lives.values():
-            life.env.close()
+            life.close()
 
 
 class ReplicasInPlace:
@@ -84,7 +129,10 @@ class ReplicasInPlace:
 
     @contextmanager
     def reader(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, str]]:
-        """A consistent view of a partition, and the id of the instance whose replica it is. Raises ReplicaMissing."""
+        """A consistent view of a partition, and the id of the instance whose replica it is.
+
+        Raises ReplicaMissing, ReplicaDamaged.
+        """
         best = self._best(store_id, partition, lineage)
         with best.view() as view:
             yield view, best.instance_id
@@ -92,7 +140,7 @@ class ReplicasInPlace:
     @contextmanager
     def glance(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, tuple[int, int]]]:
         """For who looks at everything now and again: a view of a partition, its entries (those of indexes and expired
-        ones included) and its bytes on disk. Raises ReplicaMissing.
+        ones included) and its bytes on disk. Raises ReplicaMissing, ReplicaDamaged.
 
         One that is not open is closed again: what others look into is not closed in its favour.
         """
@@ -136,8 +184,8 @@ class ReplicasInPlace:
         """Open what is new, close what is gone, choose the furthest."""
         there = dict(_lives(self._root, store_id, partition))
         for folder, life in list(known.lives.items()):
-            if there.get(folder) != life.file_id or not _is_trusted(folder):
-                known.lives.pop(folder).env.close()
+            if there.get(folder) != life.file_id or not life.length.is_whole or not _is_trusted(folder):
+                known.lives.pop(folder).close()
         for folder, file_id in there.items():
             if folder not in known.lives and _is_trusted(folder):
                 opened = _open(folder, file_id, store_id, lineage)
@@ -172,19 +220,18 @@ def _is_trusted(folder: Path) -> bool:
 
 
 def _open(folder: Path, file_id: tuple[int, int], store_id: str, lineage: str) -> _Opened | None:
-    """None: it is of another lineage, or not made yet."""
-    try:
+    """None: it is of another lineage, cut short, or not made yet."""
+    with ExitStack() as opened, suppress(lmdb.Error, FileNotFoundError, ReplicaDamaged):
+        length = _Length(folder, os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC))
+        opened.callback(os.close, length.data)
+        length.prove()
         env = lmdb.open(str(folder), map_size=MAP_BYTES, max_dbs=3, readonly=True, create=False, readahead=False)
-    except lmdb.Error:
-        return None
-    try:
+        opened.callback(env.close)
+        length.prove_as_of(env, env.info()["last_txnid"])
         entries, meta = (env.open_db(name, create=False) for name in (b"entries", b"meta"))
         with env.begin(db=meta) as tx:
             identity = json.loads(tx.get(IDENTITY) or b"{}")
-    except lmdb.Error:
-        env.close()
-        return None
-    if identity != {"format": FORMAT, "store": store_id, "lineage": lineage}:
-        env.close()
-        return None
-    return _Opened(folder, file_id, env, entries, meta, folder.parts[-4])
+        if identity == {"format": FORMAT, "store": store_id, "lineage": lineage}:
+            opened.pop_all()
+            return _Opened(folder, file_id, length, env, entries, meta, folder.parts[-4])
+    return None

@@ -96,6 +96,37 @@ def test_a_torn_file_is_thrown_away(tmp_path: Path, kept_bytes: int) -> None:
     assert position_after_reopening(tmp_path) == 0
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 4096, 8192, 12_288])
+def test_a_torn_file_that_a_killed_process_had_open_is_thrown_away_too(tmp_path: Path, kept_bytes: int) -> None:
+    """It was filled up with zeros, as if LMDB had not written its last pages."""
+    with other_process("filled(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()", tmp_path) as process:
+        assert line(process) == "ready"
+    os.truncate(tmp_path / "0" / "data.mdb", kept_bytes)
+    assert position_after_reopening(tmp_path) == 0
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4096, 8192, 12_288])
+def test_a_file_that_is_cut_short_while_it_is_open_is_damage_and_no_signal(tmp_path: Path, kept_bytes: int) -> None:
+    """To touch a page that is not there would be a SIGBUS: it ends this process."""
+    replica = filled(tmp_path)
+    os.truncate(tmp_path / "0" / "data.mdb", kept_bytes)
+    for use in (lambda: replica.position, lambda: replica.apply(10, 11, changes({key(1): 1}))):
+        with pytest.raises(ReplicaDamaged, match="cut short"):
+            use()
+    replica.close()
+    assert position_after_reopening(tmp_path) == 0
+
+
+def test_a_file_is_whole_after_each_commit(tmp_path: Path) -> None:
+    """LMDB does not write pages that a transaction took and gave back; nobody shall take that for damage."""
+    replica = open_replica(tmp_path)
+    for n in range(40):
+        replica.apply(n, n + 1, changes({key(k): n * 90 for k in range(n * 50, n * 50 + 500)}, obs=n * 90))
+        environment = next(iter(environments._held.values()))
+        assert (replica.path / "data.mdb").stat().st_size >= environments.bytes_of_all_pages(environment.env)
+    replica.close()
+
+
 def test_a_file_of_something_else_is_thrown_away(tmp_path: Path) -> None:
     filled(tmp_path).close()
     (tmp_path / "0" / "data.mdb").write_bytes(b"this is no LMDB file" * 1_000)

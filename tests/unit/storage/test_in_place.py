@@ -6,8 +6,10 @@ another process is in the integration tests.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 from service.storage import in_place
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
 from service.storage.replica import Replica, replica_path
+from service.streams.errors import ReplicaDamaged
 from tests.unit.storage.replicas import STORE, changes, key, value
 
 
@@ -137,6 +140,38 @@ def test_one_that_can_not_be_trusted_is_not_read(replicas: ReplicasInPlace, tmp_
     (folder / "open").write_text(mark)
     with pytest.raises(ReplicaMissing):
         found(replicas)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4096, 8192, 12_288])
+@pytest.mark.parametrize("look_again_s", [0.0, 600.0])
+def test_one_that_is_cut_short_while_it_is_read_is_damage_and_no_signal(
+    replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, look_again_s: float
+) -> None:
+    """To touch a page that is not there would be a SIGBUS: it ends the process that takes ingest, too."""
+    monkeypatch.setattr(in_place, "LOOK_AGAIN_S", look_again_s)
+    folder = write(tmp_path, "one", 3)
+    assert found(replicas)[0] == 3
+    os.truncate(folder / "data.mdb", kept_bytes)
+    with pytest.raises(ReplicaMissing if look_again_s == 0 else ReplicaDamaged):
+        found(replicas)
+    monkeypatch.setattr(in_place, "LOOK_AGAIN_S", 0.0)
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
+    write(tmp_path, "one", 5)
+    assert found(replicas)[0] == 5
+
+
+def test_a_file_that_its_writer_makes_whole_is_waited_for(
+    replicas: ReplicasInPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path, "one", 3) / "data.mdb"
+    whole = data.stat().st_size + 4096
+    monkeypatch.setattr(in_place, "bytes_of_all_pages", lambda _: whole)
+    monkeypatch.setattr(in_place, "WHOLE_WITHIN_S", 60.0)
+    writer = threading.Timer(0.1, os.truncate, (data, whole))
+    writer.start()
+    assert found(replicas)[0] == 3
+    writer.join()
 
 
 def test_what_is_no_replica_is_passed_over(replicas: ReplicasInPlace, tmp_path: Path) -> None:
