@@ -120,7 +120,7 @@ class Advanced(msgspec.Struct, frozen=True):
     reason: AdvanceReason
 
 
-class Spread(TypedDict, total=False):
+class SpreadFigures(TypedDict, total=False):
     """Figures of some values: how many, their sum and their extremes."""
 
     count: Count
@@ -137,8 +137,8 @@ class Counters(TypedDict, total=False):
     records_out: Count
     dropped: dict[str, dict[str, Count]]
     advances: dict[str, Count]
-    batch_us: Spread
-    operators: dict[str, dict[str, Count | Spread]]  # by what each measures: it declares that
+    batch_us: SpreadFigures
+    operators: dict[str, dict[str, Count | SpreadFigures]]  # by what each measures: it declares that
 
 
 class TaskCommit(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from service.protocol import (
     Counters,
     InputRange,
     Move,
-    Spread,
+    SpreadFigures,
     StoreRef,
     StreamRef,
     TaskCommit,
@@ -235,7 +235,7 @@ class TaskRunner:
             "records_in": result.taken,
             "records_out": sum(records.num_rows for _, _, records in outputs),
             "dropped": counted(result.dropped),
-            "batch_us": cast("Spread", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
+            "batch_us": cast("SpreadFigures", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
             "operators": result.measures,
         }
         if advance is not None:

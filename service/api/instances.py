@@ -88,7 +88,7 @@ class InstanceView(BaseModel):
     lease_until: str
 
 
-class Member(BaseModel):
+class MemberView(BaseModel):
     """A slot of a job and the tasks it owns."""
 
     slot: str
@@ -103,7 +103,7 @@ class GroupView(BaseModel):
     job: str
     state: str
     generation: int
-    members: list[Member]
+    members: list[MemberView]
     assignment: dict[str, str | None]
     moving: dict[str, str]
     standby: dict[str, list[str]]
@@ -238,8 +238,7 @@ def find_chunks(
 ) -> Response:
     """Find the chunks that hold the records of a partition from an offset on."""
     which = (stream_id, partition, from_offset, max_records)
-    found = request.state.catalog.read(_find_chunks, instance, slot, *which)
-    return _answer(ChunkRange(found.start_offset, found.end_offset, found.chunks))
+    return _answer(request.state.catalog.read(_find_chunks, instance, slot, *which))
 
 
 @router.post(SLOT + "/segments", responses=PROTOCOL, openapi_extra=takes(SegmentsRequest))
@@ -296,7 +295,7 @@ def _commit(catalog: Catalog, instance: str, slot: str, commits: list[TaskCommit
     return verdicts
 
 
-def _find_chunks(s: Session, instance: str, slot: str, *which: Any) -> segments.ChunkRange:
+def _find_chunks(s: Session, instance: str, slot: str, *which: Any) -> ChunkRange:
     coordinator.require_own(s, slot, instance)
     return segments.chunks_from(s, *which)
 

@@ -126,8 +126,8 @@ def _pages(
     if partition >= stream.partitions:
         raise UnknownPartition(f"{stream.name}/{partition}")
     wanted = state.catalog.read(segments.chunks_from, stream.id, partition, offset or 0, limit)
-    if offset is not None and offset < wanted.start_offset:
-        raise OffsetTruncated(wanted.start_offset)
+    if offset is not None and offset < wanted.start:
+        raise OffsetTruncated(wanted.start)
     pages: list[pa.RecordBatch] = []
     rows_left, bytes_left = limit, MAX_PAGE_BYTES
     for chunk in wanted.chunks:
@@ -138,4 +138,4 @@ def _pages(
         rows_left, bytes_left = rows_left - rows, bytes_left - size
         if rows < found.num_rows or rows_left <= 0:
             break
-    return [found for found in pages if found.num_rows], wanted.end_offset
+    return [found for found in pages if found.num_rows], wanted.end

@@ -32,7 +32,7 @@ def remember(
 ) -> bool:
     """Keep the answer, in the transaction that makes it true. False: the key is taken, nothing is kept.
 
-    Where another transaction is keeping the same key, this waits for it: of two, one is told False.
+    Where another transaction is keeping the same key, this waits for it: one of two gets False.
     """
     at = now_ms(s)
     key = {"api_key_id": api_key_id, "stream_id": stream_id, "idempotency_key": idempotency_key}

@@ -31,7 +31,7 @@ _ACTIVE_OF = _OF_TASKS.where(ReplicaRow.role == ACTIVE)
 _OF_SLOT = _OF_TASKS.where(ReplicaRow.slot_id == bindparam("slot_id"))
 
 
-class Owner(NamedTuple):
+class TaskOwner(NamedTuple):
     """A task, the slot that owns it and the slot that it is about to move to."""
 
     task: str
@@ -109,11 +109,11 @@ def copies_of_slot(s: Session, slot_id: str, task_ids: Sequence[str]) -> dict[st
     return {row.task_id: row for row in rows}
 
 
-def owners_of(s: Session, job_id: str) -> list[Owner]:
+def owners_of(s: Session, job_id: str) -> list[TaskOwner]:
     """Who owns each task of a job, in the order of the tasks."""
     query = select(TaskRow.name, ReplicaRow.slot_id, ReplicaRow.target_slot_id).outerjoin(ReplicaRow, IS_ACTIVE)
     rows = s.execute(query.where(TaskRow.job_id == job_id).order_by(TaskRow.sub_topology, TaskRow.partition))
-    return [Owner(*row) for row in rows]
+    return [TaskOwner(*row) for row in rows]
 
 
 def is_news(state: str, applied: Mapping[str, int], report: Report) -> bool:

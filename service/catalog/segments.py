@@ -1,7 +1,7 @@
 """Segments and their chunks: registered, published with offsets, found by offset, dropped.
 
 It knows the states of a segment (pending → published → dropped, or pending → dropped) and how offsets are given out.
-It refuses to know what is in a file and whether it is there: it is told by its writer, and the collector deletes.
+It refuses to know what is in a file and whether it is there: its writer says so, and the collector deletes.
 
 Locks are taken in the order of the catalog: segments by id, then partitions by (stream, partition).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import asdict
 from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_, update
@@ -20,6 +20,7 @@ from service.catalog.engine import now_ms, stream_topic, wake
 from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
 from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow
+from service.protocol import ChunkRange
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Chunk, ChunkMeta, Published
 
@@ -52,14 +53,6 @@ _CHUNKS = (
 _BOUNDS = select(PartitionRow.start_offset, PartitionRow.end_offset).where(
     PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
 )
-
-
-class ChunkRange(NamedTuple):
-    """Chunks that hold the records from an offset on, and what the partition holds at all."""
-
-    chunks: list[Chunk]
-    start_offset: int
-    end_offset: int
 
 
 # ---------------------------------------------------------------- writing
@@ -173,13 +166,13 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
     """Chunks that hold the records from `offset` on, at least one and as many as `max_records` need.
 
     The first one may begin before `offset`. No chunk: nothing is there yet, or `offset` lies beyond the end. An
-    `offset` below `start_offset` is answered from the start: the caller judges. Raises UnknownPartition.
+    `offset` below `start` is answered from the start: the caller judges. Raises UnknownPartition.
     """
     bounds = s.execute(_BOUNDS, {"stream_id": stream_id, "partition": partition}).one_or_none()
     if bounds is None:
         raise UnknownPartition(f"{stream_id}/{partition}")
     chunks = [] if offset >= bounds.end_offset else _chunks(s, stream_id, partition, offset, max_records)
-    return ChunkRange(chunks, bounds.start_offset, bounds.end_offset)
+    return ChunkRange(bounds.start_offset, bounds.end_offset, chunks)
 
 
 def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> list[Chunk]:

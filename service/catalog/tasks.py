@@ -48,7 +48,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Changelog:
+class ChangelogEnd:
     """A store of a task: its id, its name, and where its changelog ends."""
 
     store_id: str
@@ -98,18 +98,18 @@ def assigned_to(s: Session, slot_id: str) -> list[Assigned]:
     return list(tasks.values())
 
 
-def changelogs_of(s: Session, slot_id: str) -> dict[str, list[Changelog]]:
+def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
     """Task id → the changelogs of its stores, of the tasks of a slot that have any; one query."""
-    found: dict[str, list[Changelog]] = {}
+    found: dict[str, list[ChangelogEnd]] = {}
     for task_id, store_id, store, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
-        found.setdefault(task_id, []).append(Changelog(store_id, store, end))
+        found.setdefault(task_id, []).append(ChangelogEnd(store_id, store, end))
     return found
 
 
 def describe(
     s: Session,
     tasks: Iterable[Assigned],
-    changelogs: Mapping[str, Sequence[Changelog]],
+    changelogs: Mapping[str, Sequence[ChangelogEnd]],
     advances: Mapping[str, AdvanceReason],
     *,
     job_id: str,
@@ -146,7 +146,7 @@ def _work(s: Session, task: Assigned, max_records: int) -> list[InputRange]:
 
 
 def _range(s: Session, number: int, at: TaskInput, max_records: int) -> InputRange:
-    chunks, _, _ = chunks_from(s, at.stream_id, at.partition, at.position, max_records)
+    chunks = chunks_from(s, at.stream_id, at.partition, at.position, max_records).chunks
     end = min(chunks[-1].end_offset, max(at.position, chunks[0].first_offset) + max_records)
     return InputRange(number, at.position, end, chunks)
 

@@ -84,7 +84,7 @@ def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> Wanted
 def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: bool = False) -> None:
     """Let an instance go with its slots; leaving twice changes nothing.
 
-    With `drain` it only begins to leave: each slot is told so by its next poll, commits what it has and leaves.
+    With `drain` it only begins to leave: each slot hears of it in its next poll, commits and leaves.
     """
     instance = s.get(InstanceRow, instance_id)
     if instance is None:

@@ -20,7 +20,7 @@ from service.catalog.engine import Catalog, Now, job_topic, stream_topic
 from service.catalog.job_states import STAFFED, WORKING, fail_job, lock_job
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
 from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
-from service.catalog.tasks import Assigned, Changelog, assigned_to, changelogs_of, describe
+from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe
 from service.coordinator.leases import (
     LEASE_OF_SLOT,
     LIVE,
@@ -121,7 +121,7 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     return _Look(outcome, now.is_lease_due or any(_is_to_write(task, reports.get(task.id)) for task in tasks), reports)
 
 
-def _report(mine: HeldTask, changelogs: Sequence[Changelog]) -> Report:
+def _report(mine: HeldTask, changelogs: Sequence[ChangelogEnd]) -> Report:
     is_restored = all(mine.applied.get(each.store_id, 0) >= each.end for each in changelogs)
     return Report(mine.applied, is_restored, mine.has_backlog)
 

@@ -142,7 +142,7 @@ def test_retention_stops_at_the_position_in_its_own_input(
     (task,) = worker.tasks()
     worker.commit(replace(commit_of(task), positions=[Move(1, 0, 8)]))
     assert catalog.write(segments.truncate_by_retention) == 2
-    assert catalog.read(segments.chunks_from, views.id, 0, 0, 100).start_offset == 8
+    assert catalog.read(segments.chunks_from, views.id, 0, 0, 100).start == 8
     assert catalog.read(inputs.lowest_position, views.id, 0) == 8
     assert catalog.read(inputs.lowest_position, views.id, 1) is None
 

@@ -7,6 +7,7 @@ import pytest
 from service.catalog import segments, streams
 from service.catalog.engine import Catalog, stream_topic
 from service.catalog.tables import new_id
+from service.protocol import ChunkRange
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Published
 from tests.integration.catalog.world import (
@@ -99,7 +100,7 @@ def test_chunks_from_an_offset_begin_with_the_one_that_holds_it(catalog: Catalog
         post(catalog, clicks, {0: 10})
     found = catalog.read(segments.chunks_from, clicks.id, 0, 15, 1_000)
     assert [at.first_offset for at in found.chunks] == [10, 20, 30, 40]
-    assert (found.start_offset, found.end_offset) == (0, 50)
+    assert (found.start, found.end) == (0, 50)
 
 
 @pytest.mark.parametrize(("offset", "max_records", "count"), [(0, 1, 1), (0, 10, 1), (0, 11, 2), (9, 2, 2), (9, 1, 1)])
@@ -115,7 +116,7 @@ def test_no_more_chunks_than_the_records_asked_for_need(
 def test_at_the_end_there_is_no_chunk(catalog: Catalog) -> None:
     clicks = make_stream(catalog)
     post(catalog, clicks, {0: 10})
-    assert catalog.read(segments.chunks_from, clicks.id, 0, 10, 5) == ([], 0, 10)
+    assert catalog.read(segments.chunks_from, clicks.id, 0, 10, 5) == ChunkRange(0, 10, [])
     with pytest.raises(UnknownPartition):
         catalog.read(segments.chunks_from, clicks.id, 4, 0, 5)
 
