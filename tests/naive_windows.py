@@ -136,7 +136,9 @@ class Aggregate:
         near.sort(key=lambda who: (who[2], who[1]))
         merged = (key, min([at, *(who[1] for who in near)]), max([at, *(who[2] for who in near)]))
         if self.is_closed(merged[2]):
-            return self.drop_late(record, merged[2])
+            close = self.obs_by_records - self.delay  # where nobody had moved time without a record
+            ends = [who[2] for who in self.groups if who[0] == key and who[2] >= at - gap and who[1] <= at + gap]
+            return self.drop_late(record, max([at, *(end for end in ends if end >= close)]))
         out, states = [], self.empty()
         if merged[1:] != (at, at):
             out += [self.tombstone(who) for who in near]

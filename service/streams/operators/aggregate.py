@@ -286,7 +286,7 @@ class Aggregate:
             *time.changes(move.to),
             *last_end_after(gathered.updates.ends, state),
         ]
-        late = self._late(rows, gathered, by_records)
+        late = self._late(rows, running, gathered, by_records, state, is_ahead=time.is_stored)
         return Step(
             forward,
             changelog_of(changes, move.to if move.to != keyed.before else None),
@@ -344,15 +344,28 @@ class Aggregate:
             [keys, values, pa.array(stamps), *window, headers, ordinals], schema=TASK_SCHEMA
         )
 
-    def _late(self, rows: pa.RecordBatch, gathered: Gathered, by_records: Int64s) -> list[Dropped]:
-        """Records that came too late, once per window; those that only idle close or flush made late say so."""
+    def _late(
+        self,
+        rows: pa.RecordBatch,
+        running: Int64s,
+        gathered: Gathered,
+        by_records: Int64s,
+        state: StateReader,
+        *,
+        is_ahead: bool,
+    ) -> list[Dropped]:
+        """Records that came too late, once per window; those that only idle close or flush made late say so.
+
+        `is_ahead`: stream time was, when the batch began, of what records alone make of it.
+        """
         if not len(gathered.dropped):
             return []
-        closes = by_records[gathered.dropped] - self.delay_ms
-        ends = gathered.dropped_ends
+        dropped = rows.take(pa.array(gathered.dropped))
+        closes, ends = by_records[gathered.dropped] - self.delay_ms, gathered.dropped_ends
+        if is_ahead:
+            ends = self.gatherer.ends_reached(dropped, ends, closes, running[gathered.dropped], state)
         would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
-        everyone = np.ones(len(ends), np.bool_)
-        return dropped_late(self.name, rows.take(pa.array(gathered.dropped)), everyone, would_be_open)
+        return dropped_late(self.name, dropped, np.ones(len(ends), np.bool_), would_be_open)
 
 
 class _Said:

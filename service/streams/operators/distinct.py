@@ -24,7 +24,8 @@ from service.streams.layouts.entries import EntryCodec
 from service.streams.layouts.reserved import stream_time
 from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
+from service.streams.operators.keyed import Flags, Keyed, RecordTime, dropped_late, last_end, last_end_after
+from service.streams.operators.late_sessions import ends_reached
 from service.streams.operators.step import OnError, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.operators.windows import (
@@ -134,7 +135,7 @@ class Distinct:
             judged = _judge_sessions(arrivals, self.window.gap_ms, state)
         else:
             judged = _judge_windows(arrivals, self.window.size_ms, state)
-        dropped = self._dropped(arrivals, judged, time.running[is_kept.to_numpy(zero_copy_only=False)])
+        dropped = self._dropped(arrivals, judged, time, is_kept.to_numpy(zero_copy_only=False), state)
         parts = [
             *judged.entries,
             *time.changes(keyed.now),
@@ -158,12 +159,18 @@ class Distinct:
         time = last + self.delay_ms + self.is_end_inclusive
         return time if stream_time(state) < time <= MAX_INT64 else None
 
-    def _dropped(self, arrivals: _Arrivals, judged: _Judged, by_records: Int64s) -> list[Dropped]:
-        """`by_records`: stream time as it would be had nobody moved it by hand."""
-        rows = arrivals.rows
-        is_duplicate = judged.verdicts == kernel.DUPLICATE
-        would_be_open = judged.ends > by_records - self.delay_ms - self.is_end_inclusive
-        late = dropped_late(self.name, rows, judged.verdicts == kernel.LATE, would_be_open)
+    def _dropped(
+        self, arrivals: _Arrivals, judged: _Judged, time: RecordTime, is_kept: Flags, state: StateReader
+    ) -> list[Dropped]:
+        """Duplicates, and what came too late: also where time was moved without a record."""
+        rows, closes, ends = arrivals.rows, time.running[is_kept] - self.delay_ms, judged.ends.copy()
+        is_duplicate, is_late = judged.verdicts == kernel.DUPLICATE, judged.verdicts == kernel.LATE
+        if time.is_stored and isinstance(self.window, SessionWindow) and is_late.any():
+            running = arrivals.closes[is_late] + self.delay_ms
+            late_rows = rows.filter(pa.array(is_late))
+            ends[is_late] = ends_reached(late_rows, closes[is_late], running, self.window, state)
+        would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
+        late = dropped_late(self.name, rows, is_late, would_be_open)
         if not is_duplicate.any():
             return late
         return [Dropped(self.name, "duplicate", rows.filter(pa.array(is_duplicate))), *late]

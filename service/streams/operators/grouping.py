@@ -165,6 +165,13 @@ class Gatherer(Protocol):
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """May raise TooMany."""
 
+    def ends_reached(
+        self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
+    ) -> Int64s:
+        """The ends of the windows that late rows would be in where all that ended before closes[i] is closed. `ends`:
+        as `Gathered` has them; `running`: stream time as each row sees it.
+        """
+
     def place(self, key: bytes, time: int) -> bytes:
         """Where the entry lies that the index has under a time, of a key in its ordered form."""
 

@@ -14,6 +14,7 @@ how they grow and merge. It refuses to know what is computed of a session.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,7 @@ from service.streams.operators.grouping import (
     noted,
     spans,
 )
+from service.streams.operators.late_sessions import ends_reached
 from service.streams.operators.windows import SessionWindow, closing_delay_ms
 from service.streams.records import StateReader
 
@@ -52,7 +54,7 @@ class IntoSessions:
     """One group per key and session."""
 
     def __init__(self, aggregates: Aggregates, window: SessionWindow, *, is_final: bool) -> None:
-        self._aggregates, self._is_final = aggregates, is_final
+        self._aggregates, self._is_final, self._window = aggregates, is_final, window
         self._gap, self._delay = window.gap_ms, closing_delay_ms(window)
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
@@ -96,6 +98,17 @@ class IntoSessions:
             writer=writer,
             closed=self._closed(run, close),
         )
+
+    def ends_reached(
+        self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
+    ) -> Int64s:
+        """Those of the sessions that they would join."""
+
+        def packed(key: bytes) -> Iterable[tuple[int, int]]:
+            found = self._aggregates.codec.unpack_sessions(state.get_many([store_keys.HOT + key], _NOT_THERE))
+            return zip(found.starts.tolist(), found.ends.tolist(), strict=True)
+
+        return ends_reached(dropped, closes, running, self._window, state, packed)
 
     def place(self, key: bytes, _: int) -> bytes:
         """The packed sessions of the key: those that may be due are nearly always among them."""

@@ -81,6 +81,12 @@ class IntoSlidingWindows:
             closed=self._closed(slots, run.present, feed.before - self._grace, close),
         )
 
+    def ends_reached(
+        self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
+    ) -> Int64s:
+        """Those that they are in: these windows do not grow."""
+        return ends
+
     def place(self, key: bytes, time: int) -> bytes:
         """The window that starts then."""
         return store_keys.window_key(key, time)

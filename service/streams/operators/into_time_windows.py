@@ -73,6 +73,12 @@ class IntoTable:
             writer=writer,
         )
 
+    def ends_reached(
+        self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
+    ) -> Int64s:
+        """Those that they are in: these windows do not grow."""
+        return ends
+
     def place(self, key: bytes, _: int) -> bytes:
         """The one entry of the key."""
         return store_keys.TABLE + key
@@ -122,6 +128,12 @@ class IntoTimeWindows:
             ),
             closed=self._closed(slot_keys, starts, ends, close),
         )
+
+    def ends_reached(
+        self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
+    ) -> Int64s:
+        """Those that they are in: these windows do not grow."""
+        return ends
 
     def place(self, key: bytes, time: int) -> bytes:
         """The window that starts then."""

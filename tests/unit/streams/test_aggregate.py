@@ -454,6 +454,21 @@ def test_a_session_that_kept_its_window_is_told_once():
     assert said(run_all(running, [batch_of([record("a@2"), record("a@3")])])) == ["a[0/4]=4@4"]
 
 
+@pytest.mark.parametrize("emit", ["on_update", "on_window_close"])
+def test_a_record_that_would_have_joined_a_session_that_a_flush_closed_says_so(emit):
+    """Its own time is past its close; the session that it reaches is not, but for the flush."""
+    running = task(session(10), emit=emit)
+    run_all(running, [batch_of([record(text) for text in ("u@80", "u@90", "u@100", "v@60")])])
+    running.advance(running.chain.horizon(running.states))
+    assert dropped(running, "u@75") == [("closed_idle", 75)]
+    assert dropped(running, "u@69", "v@61", "w@75", "w@95") == [
+        ("late", 69),
+        ("late", 61),
+        ("late", 75),
+        ("closed_idle", 95),
+    ]
+
+
 # ---------------------------------------------------------------- batches that are too large
 
 

@@ -211,6 +211,14 @@ def test_what_idle_close_has_closed_says_so():
     assert machine.dropped() == [("late", 1 + 1), ("closed_idle", 1)]
 
 
+def test_a_record_that_would_have_joined_a_session_that_a_flush_closed_says_so():
+    machine = session(gap_ms=10)
+    fed(machine, ("u", 80), ("u", 90), ("u", 100), ("v", 60))
+    machine.advance(machine.horizon(), "flush")
+    assert fed(machine, ("u", 75), ("u", 69), ("v", 61), ("w", 95)) == []
+    assert sorted(machine.dropped()) == [("closed_idle", 4), ("closed_idle", 7), ("late", 5), ("late", 6)]
+
+
 def test_once_records_have_passed_it_idle_close_is_forgotten():
     machine = tumbling()
     fed(machine, ("a", 12))
