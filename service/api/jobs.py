@@ -28,7 +28,7 @@ from service.catalog import job_creation, job_states, jobs, segments, start_posi
 from service.catalog.engine import progress_topic
 from service.catalog.tables import JobRow, JobTransitionRow
 from service.problems import ProblemError, declared
-from service.simulate import SimulateRequest, simulate
+from service.simulate import SimulateRequest, simulate, written_values
 from service.storage.segments import offsets_of, part_of
 from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.operators.fields import JOB_NAME
@@ -186,10 +186,11 @@ async def simulate_job(request: Request, _: Reader) -> Response:
     and is made within 30 s. What passes that is refused while it runs. Two simulations run at once; others wait 10 s
     for their turn, then they are told to come back (429).
     """
-    await request.body()  # before its turn: who sends slowly keeps nobody waiting
+    body = await request.body()  # before its turn: who sends slowly keeps nobody waiting
     async with _turn_to_simulate(request):
         wanted = await read_model(request, SimulateRequest)
-        return await run_in_threadpool(lambda: answer(simulate(wanted, orjson.Fragment)))
+        written = written_values(body)
+        return await run_in_threadpool(lambda: answer(simulate(wanted, orjson.Fragment, written)))
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -47,6 +48,17 @@ class SimulateRequest(BaseModel):
     records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
     batch_records: Annotated[int, Field(ge=1)] | None = None
     advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+
+
+class _WrittenRecord(msgspec.Struct):
+    value: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _WrittenRequest(msgspec.Struct):
+    records: list[_WrittenRecord] = []
+
+
+_BODY = msgspec.json.Decoder(_WrittenRequest)
 
 
 NumberedRecord = tuple[int, SimulatedRecord, str | None]  # its position in the request, and its value as JSON text
@@ -104,6 +116,14 @@ def as_batch(log: Input, records: Sequence[NumberedRecord]) -> Batch:
     offsets = np.array([offset for offset, _, _ in records], np.int64)
     part = Part(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
     return batch_of([Unread(log, Position(records[0][0]), records[-1][0] + 1, [part])])
+
+
+def written_values(body: bytes) -> list[str | None]:
+    """The values of the records of a request as they were written, JSON texts; None for null. Raises
+    msgspec.DecodeError.
+    """
+    raw = (bytes(record.value) for record in _BODY.decode(body).records)
+    return [None if text == b"null" else text.decode() for text in raw]
 
 
 def value_text(record: SimulatedRecord, position: int) -> str | None:

@@ -35,8 +35,11 @@ from service.streams.topology.graph import Node, SubTopology
 Show = Callable[[str], Any]
 
 
-def simulate(body: SimulateRequest, show: Show = json.loads) -> dict[str, Any]:
+def simulate(
+    body: SimulateRequest, show: Show = json.loads, written: Sequence[str | None] | None = None
+) -> dict[str, Any]:
     """Run the job over the records; the answer of contract.md, Jobs. `show` turns a value's JSON into its place there.
+    `written`: the values of the records as JSON texts, where these are to stay what they were written as.
 
     Offsets are positions in `records`. Raises InvalidSpec, InvalidRecords, OperatorFailed; SimulationTooLarge as soon
     as the answer passes its bounds (`bounds.MAX_ITEMS`, `MAX_BYTES`), or it takes longer than `MAX_SECONDS`.
@@ -44,7 +47,7 @@ def simulate(body: SimulateRequest, show: Show = json.loads) -> dict[str, Any]:
     spec, topology = compiled(body)
     check_streams(body.records, spec.sources)
     sub_topology = topology.sub_topologies[0]
-    texts = [value_text(record, i) for i, record in enumerate(body.records)]
+    texts = [value_text(record, i) for i, record in enumerate(body.records)] if written is None else written
     reach = Reach.of(spec, body.records)
     check_reach(body, spec, reach, texts, replicas=len(sub_topology.stores()))
     try:

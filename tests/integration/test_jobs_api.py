@@ -1,5 +1,6 @@
 """Jobs over HTTP, on SQLite and on Postgres: submitted, looked at, moved from state to state, deleted."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -321,6 +322,34 @@ def test_simulating_needs_no_stream_and_keeps_nothing(refusing: httpx.Client) ->
     assert answer.status_code == 200, answer.text
     assert [record["value"]["id"] for record in answer.json()["outputs"]] == ["a", "b"]
     assert refusing.get("/v1/jobs").json()["items"] == []
+
+
+def simulated(api: httpx.Client, operators: list[dict[str, Any]], values: list[str]) -> list[dict[str, Any]]:
+    """What comes out of values that are written like this."""
+    records = [f'{{"key":"k{i}","timestamp":{i},"value":{value}}}' for i, value in enumerate(values)]
+    body = f'{{"job":{{"operators":{json.dumps(operators)}}},"records":[{",".join(records)}]}}'
+    answer = api.post("/v1/jobs:simulate", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = json.loads(answer.text)["outputs"]
+    return found
+
+
+def test_a_simulation_keeps_values_as_they_were_written(refusing: httpx.Client) -> None:
+    """Integers beyond 64 bits too: as numbers of JSON they would round to the same."""
+    values = ['{"id":123456789012345678901}', '{"id":123456789012345678902}', '{"id":123456789012345678901}', "null"]
+    once = {**ONCE, "op": "deduplicate", "id": "value->>'id'"}
+    assert [out["value"] for out in simulated(refusing, [once], values)] == [
+        {"id": 123456789012345678901},
+        {"id": 123456789012345678902},
+        None,
+    ]
+
+
+def test_a_simulation_weighs_what_suppress_holds_back_as_a_job_does(refusing: httpx.Client) -> None:
+    """Each holds 2 bytes of key and 10 of compact JSON, however it was written."""
+    hold = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 100, "buffer": {"max_bytes": 24}}
+    values = [r'{"t":"\u00e9"}', '{ "t" : "\u00e9" }', '{"t":"é"}']
+    assert [out["key"] for out in simulated(refusing, [hold], values)] == ["k0"]
 
 
 @pytest.mark.parametrize(

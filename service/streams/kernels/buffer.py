@@ -19,23 +19,62 @@ _ENDS = nb.types.Array(nb.int32, 1, "C", readonly=True)
 _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
 
+@nb.njit(nb.int64(_BYTES, nb.int64, nb.int64), cache=True)
+def code_unit(data, at, end):  # type: ignore[no-untyped-def]
+    r"""The UTF-16 code unit of the escape \uXXXX at data[at:end]; -1 where there is none."""
+    if at + 6 > end or data[at] != 0x5C or data[at + 1] != 0x75:
+        return -1
+    found = 0
+    for j in range(at + 2, at + 6):
+        byte = data[j]
+        digit = byte - 0x30 if byte <= 0x39 else (byte | 0x20) - 0x61 + 10
+        found = found * 16 + digit
+    return found
+
+
+@nb.njit(nb.types.UniTuple(nb.int64, 2)(_BYTES, nb.int64, nb.int64), cache=True)
+def escaped(data, at, end):  # type: ignore[no-untyped-def]
+    r"""Of the escape at data[at]: how many bytes it takes, and how many its character takes in compact JSON, which
+    escapes only quotes, backslashes and control characters, and those as shortly as it can.
+    """
+    if data[at + 1] != 0x75:
+        return 2, 1 if data[at + 1] == 0x2F else 2
+    unit = code_unit(data, at, end)
+    if 0xD800 <= unit < 0xDC00:
+        low = code_unit(data, at + 6, end)
+        return (12, 4) if 0xDC00 <= low < 0xE000 else (6, 6)
+    if unit < 0x20:
+        is_short = unit == 0x08 or unit == 0x09 or unit == 0x0A or unit == 0x0C or unit == 0x0D
+        return 6, 2 if is_short else 6
+    if unit == 0x22 or unit == 0x5C:
+        return 6, 2
+    if unit < 0x80:
+        return 6, 1
+    if unit < 0x800:
+        return 6, 2
+    return 6, 6 if 0xDC00 <= unit < 0xE000 else 3
+
+
 @nb.njit(nb.void(_BYTES, _ENDS, nb.int64[::1]), cache=True)
 def compact_lengths(data, offsets, out):  # type: ignore[no-untyped-def]
-    """out[i] = bytes of the JSON text data[offsets[i]:offsets[i + 1]] without the white space between its tokens."""
+    """out[i] = bytes of the JSON text data[offsets[i]:offsets[i + 1]] as compact JSON: without the white space between
+    its tokens, and no character escaped that need not be. Numbers count as they were written.
+    """
     for i in range(len(out)):
-        length = offsets[i + 1] - offsets[i]
+        length, end = np.int64(offsets[i + 1] - offsets[i]), np.int64(offsets[i + 1])
         in_string = False
-        skip = False
-        for j in range(offsets[i], offsets[i + 1]):
-            byte = data[j]
-            if skip:
-                skip = False
-            elif byte == 0x22:
+        at = np.int64(offsets[i])
+        while at < end:
+            byte = data[at]
+            if byte == 0x22:
                 in_string = not in_string
-            elif in_string:
-                skip = byte == 0x5C
-            elif byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09:
+            elif in_string and byte == 0x5C:
+                taken, needed = escaped(data, at, end)
+                length += needed - taken
+                at += taken - 1
+            elif not in_string and (byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09):
                 length -= 1
+            at += 1
         out[i] = length
 
 

@@ -1,9 +1,16 @@
 """One edge per test: KIP-328 as semantics.md has it, with the tables of the KIP and of the Kafka Streams tests."""
 
+import json
+
+import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.simulate import SimulateRequest, simulate
 from service.streams.errors import InvalidSpec, SuppressionFull
+from service.streams.kernels import buffer as kernel
 from service.streams.layouts import buffers, reserved
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream
@@ -319,6 +326,45 @@ def test_bytes_are_those_of_key_compact_value_and_window(key, value, window, siz
     machine = limited()
     machine.feed(update(key, value, 0, window))
     assert buffers.unpack_totals(machine.state[reserved.TOTALS_KEY]).tolist() == [1, size]
+
+
+def compact_bytes(text):
+    """How many bytes a value counts for that is written like this."""
+    values = pa.array([text], pa.utf8())
+    _, ends, data = values.buffers()
+    out = np.empty(1, np.int64)
+    kernel.compact_lengths(np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int32)[:2], out)
+    return int(out[0])
+
+
+@pytest.mark.parametrize(
+    ("written", "compact"),
+    [
+        (r'{"t": "\u00e9"}', '{"t":"é"}'),
+        (r'"\u0061\/\u002F"', '"a//"'),
+        (r'"\ud83d\uDE00"', '"😀"'),
+        (r'"\u0008\u0009\u000a\u000C\u000d\n"', r'"\b\t\n\f\r\n"'),
+        (r'"\u0022\u005c\"\\"', r'"\"\\\"\\"'),
+        (r'"\u0001\u007f\u20ac"', '"\\u0001\x7f€"'),
+        (r'["\\u00e9", " \" "]', r'["\\u00e9"," \" "]'),
+    ],
+)
+def test_a_value_counts_as_compact_json_however_it_was_escaped(written, compact):
+    assert compact_bytes(written) == len(compact.encode())
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(values, st.sampled_from([None, 1]), st.booleans())
+def test_every_way_to_write_a_value_counts_the_same(value, indent, is_ascii):
+    compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    assert compact_bytes(json.dumps(value, ensure_ascii=is_ascii, indent=indent)) == len(compact.encode())
 
 
 def test_records_and_bytes_are_both_bounds():
