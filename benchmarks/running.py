@@ -22,6 +22,7 @@ import pyarrow.ipc
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
+PATIENCE_S = 150.0  # for what takes seconds on a machine that has nothing else to do
 
 
 class NotReady(Exception):
@@ -68,7 +69,7 @@ class Running:
         self.client: httpx.Client
         self.url = ""
 
-    def start(self, timeout_s: float = 60) -> Self:
+    def start(self, timeout_s: float = PATIENCE_S) -> Self:
         """Start the process and wait for its one line `ready http://…`.
 
         Raises:
@@ -93,11 +94,11 @@ class Running:
         )
         return self
 
-    def wait_for_instances(self, timeout_s: float = 60) -> None:
+    def wait_for_instances(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when an instance is live (`/readyz` answers 200)."""
         wait_until(lambda: self.client.get("/readyz").status_code == 200, timeout_s, "a live instance")
 
-    def stop(self, timeout_s: float = 60) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.ended(timeout_s)

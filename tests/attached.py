@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 import pyspark
 
-from benchmarks.running import Running, clean_environment, wait_until
+from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_until
 
 LOOPBACK = "127.0.0.1"
 
@@ -61,7 +61,7 @@ class Attached:
             )
         return self
 
-    def wait_until_live(self, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_until_live(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The instance as the API shows it, once this process has joined."""
         wait_until(lambda: self._shown().get("state") == "live", timeout_s, f"{self.name} to join; see {self.log}")
         return self._shown()
@@ -83,7 +83,7 @@ class Attached:
         """All that it started, directly or not."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, timeout_s: float = 60) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
@@ -172,7 +172,9 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
             for i in range(2)
         ]
         log = folder / "master.log"
-        wait_until(lambda: len(re.findall("Registering worker", log.read_text())) == 2, 60, f"two workers; see {log}")
+        wait_until(
+            lambda: len(re.findall("Registering worker", log.read_text())) == 2, PATIENCE_S, f"two workers; see {log}"
+        )
         yield Standalone(master, secret, [master_process, *workers])
 
 

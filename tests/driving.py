@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.running import NDJSON, Running
+from benchmarks.running import NDJSON, PATIENCE_S, Running
 from tests import naive
 
 Record = dict[str, Any]
@@ -40,7 +40,7 @@ def deduplicate(name: str, source: str, sink: str, **more: Any) -> dict[str, Any
     return {"name": name, "source": source, "operators": [ONCE_AN_HOUR], "sink": sink} | more
 
 
-def caught_up(running: Running, job: str, timeout_s: float = 60) -> dict[str, Any]:
+def caught_up(running: Running, job: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """The job, once every position is at its end and its replicas have applied what came of it.
 
     Raises:
@@ -71,7 +71,7 @@ def some_records(count: int, seed: int = 1) -> list[Record]:
     ]
 
 
-def in_state(running: Running, job: str, state: str, timeout_s: float = 60) -> dict[str, Any]:
+def in_state(running: Running, job: str, state: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     """The job, once it is in `state`."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:

@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 import pytest
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests import sparkless
 from tests.attached import are_gone
 
@@ -50,7 +50,7 @@ class Breakable:
     def has_fired(self, point: str) -> bool:
         return not (self.faults / point).exists()
 
-    def wait_for_fault(self, point: str, timeout_s: float = 60) -> None:
+    def wait_for_fault(self, point: str, timeout_s: float = PATIENCE_S) -> None:
         wait_until(lambda: self.has_fired(point), timeout_s, f"the fault {point}")
 
     def restart_when_dead(self) -> None:

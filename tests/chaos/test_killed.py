@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.running import wait_until
+from benchmarks.running import PATIENCE_S, wait_until
 from tests.chaos.conftest import Breakable
 from tests.driving import (
     ONCE_AN_HOUR,
@@ -25,7 +25,7 @@ from tests.driving import (
     some_records,
 )
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.services
 
 PARTITIONS = 4
 IN_A_SLOT = ("segment.before_write", "segment.after_write", "replay.middle")
@@ -98,15 +98,15 @@ def test_ten_random_kills_of_driver_jvm_and_slots_in_one_run_change_nothing(brea
     for part, victim in zip(in_batches(records, 3_000), victims, strict=True):
         post(running, "clicks", part)
         _kill_one(breakable_spark, victim, rng)
-    assert caught_up(running, "once", 120)["state"] == "running"
+    assert caught_up(running, "once")["state"] == "running"
     assert contents(running, "clicks-once", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
 def _kill_one(breakable: Breakable, name: str, rng: random.Random) -> None:
     """Kill one living process of that kind, a random number of committed records after the last kill."""
     goal = _consumed(breakable) + rng.randrange(1, 1500)
-    wait_until(lambda: _consumed(breakable) >= goal, 90, f"{goal} records consumed")
-    wait_until(lambda: bool(breakable.processes(name)), 60, f"a living {name}")
+    wait_until(lambda: _consumed(breakable) >= goal, PATIENCE_S, f"{goal} records consumed")
+    wait_until(lambda: bool(breakable.processes(name)), PATIENCE_S, f"a living {name}")
     rng.choice(breakable.processes(name)).kill()
 
 

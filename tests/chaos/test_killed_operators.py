@@ -21,7 +21,7 @@ from tests.chaos.conftest import Breakable
 from tests.conformance.given import promised, sample
 from tests.driving import Record, caught_up, make_stream, outputs, post
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.services
 
 PARTS = (
     "deduplicate_by_key_value",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.running import wait_until
+from benchmarks.running import PATIENCE_S, wait_until
 from tests import naive
 from tests.chaos.conftest import Breakable
 from tests.driving import all_records, caught_up, make_stream, post, some_records
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.services
 
 VISITS = {
     "op": "aggregate",
@@ -35,7 +35,7 @@ def test_a_kill_in_the_middle_of_a_flush_closes_every_window_once(breakable: Bre
     breakable.wait_for_fault(point)
     if point.startswith("commit"):
         breakable.restart_when_dead()
-    wait_until(lambda: running.call("GET", "/v1/jobs/visits?wait=caught_up")["caught_up"], 60, "the flush")
+    wait_until(lambda: running.call("GET", "/v1/jobs/visits?wait=caught_up")["caught_up"], PATIENCE_S, "the flush")
     finals = all_records(running, "finals", 0)
     shown = [{name: final[name] for name in ("key", "window", "value", "timestamp")} for final in finals]
     everything = {"key": "last", "value": {}, "timestamp": 10**15}

@@ -14,7 +14,7 @@ from benchmarks.running import Running
 from tests.conformance.given import FAMILIES, promised, sample
 from tests.driving import Record, caught_up, in_state, make_stream, outputs, post
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 MAX_RECORDS = 100  # of a case: each batch costs a commit
 WAYS: dict[str, Record] = {"whole": {}, "cut": {"max_batch_records": 7, "commit_interval_ms": 0}}

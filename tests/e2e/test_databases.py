@@ -21,7 +21,7 @@ from tests.driving import (
     some_records,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module", params=DATABASES)

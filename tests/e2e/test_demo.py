@@ -14,7 +14,7 @@ import pytest
 from benchmarks import sample
 from tests import naive
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.spark
 
 RECORDS = 20_000
 PARTITIONS = 4

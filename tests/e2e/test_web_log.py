@@ -8,7 +8,7 @@ from benchmarks.running import Running
 from tests import web_log
 from tests.driving import Record, caught_up, contents, expected, make_stream, post
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 HOUR_MS = 3_600_000
 PARTITIONS = 4

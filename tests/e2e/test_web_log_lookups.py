@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 import redis
 
-from benchmarks.running import ARROW, NDJSON, Running, wait_until
+from benchmarks.running import ARROW, NDJSON, PATIENCE_S, Running, wait_until
 from tests import naive, services, web_log
 from tests.driving import Record, all_records, caught_up, make_stream, post
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 MINUTE_MS, YEAR_MS = 60_000, 366 * 24 * 3_600_000
 GAP_MS, GRACE_MS = 30 * MINUTE_MS, MINUTE_MS
@@ -61,7 +61,7 @@ class World:
             running.call("POST", "/v1/jobs", json=job)
         with redis.Redis.from_url(self.redis_url) as client:
             post(running, "requests", requests[:5_000])
-            wait_until(lambda: client.dbsize() > 0, 60, "a view")
+            wait_until(lambda: client.dbsize() > 0, PATIENCE_S, "a view")
             client.flushall()
             self.position = post(running, "requests", requests[5_000:])["position"]
         for job in JOBS:

@@ -20,7 +20,7 @@ from benchmarks.running import Running
 from tests.attached import Attached, are_gone, standalone
 from tests.driving import deduplicate, in_state, make_stream
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.services
 
 # Types of messages and of block messages: org.apache.spark.network.protocol.Message, BlockTransferMessage.
 RPC_REQUEST, OPEN_BLOCKS = 3, 0

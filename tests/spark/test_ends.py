@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import PATIENCE_S, Running, wait_until
 from spark_jobs.instance import NAME_TAKEN, PARENT_LOST, REFUSED, SPARK_LOST
 from tests.attached import Attached, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, make_stream, post, some_records
 from tests.spark.conftest import PARTITIONS, slots_of, start_job
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 NAMES = count()
@@ -104,7 +104,7 @@ def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(
     service: Running, instance: Attached, tmp_path: Path
 ) -> None:
     with Attached(service, tmp_path, name=instance.name) as rival:
-        wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, 60, "one to give up")
+        wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
         survivors = [each for each in (instance, rival) if each.process.poll() is None]
         assert len(survivors) == 1
         start_job(service)

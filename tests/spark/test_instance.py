@@ -19,7 +19,7 @@ from tests.attached import LOOPBACK, Attached, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
 from tests.spark.conftest import LEASE_S, PARTITIONS, slots_of, start_job
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.driving import (
     some_records,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 PARTITIONS = 4
 
@@ -55,7 +55,7 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
 ) -> None:
     records = some_records(6_000)
     with Attached(service, tmp_path, name="first", master=cluster.master, secret=cluster.secret) as instance:
-        assert instance.wait_until_live(90)["cores"] == 32
+        assert instance.wait_until_live()["cores"] == 32
         service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
         post(service, "clicks", records[:3_000])
         assert caught_up(service, "once")["state"] == "running"
