@@ -210,7 +210,7 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "error": [ERROR],
         "commits": [[_commit_of(spare)]],
         "segments": [[uuid4().hex]],
-        "segment": [None],
+        "input": [0],
         "key": ["k1", "", "azE=", *EXPRESSIONS],
         "from_key": ["k1"],
         "to_key": ["k3"],
@@ -227,7 +227,7 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
 
 def _commit_of(member: Known) -> Json:
     names = ("task", "epoch", "positions")
-    return {"commit_id": uuid4().hex, "version": 0, "segment": None} | {name: member[name][0] for name in names}
+    return {"commit_id": uuid4().hex, "version": 0, "segments": []} | {name: member[name][0] for name in names}
 
 
 def _busy_member(http: httpx.Client, name: str) -> Known:
@@ -249,7 +249,7 @@ def _busy_member(http: httpx.Client, name: str) -> Known:
         "slot": [slot],
         "task": [task["task"]],
         "epoch": [task["epoch"]],
-        "positions": [[{"stream_id": task["work"]["stream_id"], "partition": 0, "from": 0, "to": 1}]],
+        "positions": [[{"input": 0, "from": 0, "to": 1}]],
     }
 
 

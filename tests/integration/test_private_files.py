@@ -12,7 +12,7 @@ import pytest
 from benchmarks.running import Running
 from tests.driving import caught_up, deduplicate, make_stream, post, some_records
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 
 def open_to_others(root: Path) -> list[str]:
