@@ -345,11 +345,8 @@ def test_names_with_a_nul_and_integers_beyond_64_bits_are_refused_by_the_service
         ({"version": -(2**63) - 1}, "/commits/0/version"),
         ({"stream_time": 2**63}, "/commits/0/stream_time"),
         ({"applied": {"s": 2**63}}, "/commits/0/applied"),
-        (
-            {"positions": [{"stream_id": "s", "partition": 2**31, "from": 0, "to": 1}]},
-            "/commits/0/positions/0/partition",
-        ),
-        ({"positions": [{"stream_id": "s", "partition": 0, "from": 0, "to": 2**63}]}, "/commits/0/positions/0/to"),
+        ({"positions": [{"input": 2**31, "from": 0, "to": 1}]}, "/commits/0/positions/0/input"),
+        ({"positions": [{"input": 0, "from": 0, "to": 2**63}]}, "/commits/0/positions/0/to"),
     ],
 )
 def test_a_commit_says_only_what_the_catalog_holds(service: Serving, change: Json, pointer: str) -> None:
