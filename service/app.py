@@ -34,8 +34,8 @@ from service.catalog.engine import Catalog
 from service.collector import Collector
 from service.ingest import AppendBuffer
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
+from service.loops import Loop, Loops
 from service.notify import Hub
-from service.rounds import Loop, Rounds
 from service.settings import Settings
 from service.storage.in_place import ReplicasInPlace
 from service.storage.segments import Storage, open_storage
@@ -44,7 +44,7 @@ from service.streams import partitioner
 
 
 class State(TypedDict):
-    """What a route finds on `request.state`."""
+    """The parts of the service, on `request.state`."""
 
     settings: Settings
     catalog: Catalog
@@ -53,7 +53,7 @@ class State(TypedDict):
     hub: Hub
     ingest: AppendBuffer
     keys: KeyRing
-    rounds: Rounds
+    loops: Loops
     lookups: Lookups
     simulations: asyncio.Semaphore
 
@@ -87,7 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         state = await run_in_threadpool(_open, settings)
         app.state.hub = state["hub"]
         state["ingest"].start()
-        state["rounds"].start()
+        state["loops"].start()
         # 0.5 s of CPU for numba and its kernel, which neither the start nor the first records should wait for
         loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, b""))
         try:
@@ -95,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await loading
             state["hub"].close()
-            await state["rounds"].stop()
+            await state["loops"].stop()
             await state["lookups"].reader.close()
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
@@ -146,7 +146,7 @@ def _open(settings: Settings) -> State:
             buffer_bytes=settings.ingest_buffer_bytes,
         ),
         keys=keys,
-        rounds=Rounds(loops),
+        loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
         simulations=asyncio.Semaphore(jobs.SIMULATIONS_AT_ONCE),
     )
@@ -157,7 +157,7 @@ def _tick(catalog: Catalog, settings: Settings) -> int:
 
 
 def _source(settings: Settings) -> OnDisk | InRedis:
-    """Where stores are looked into: the view, where there is one."""
+    """The source of lookups: the view, where there is one."""
     if settings.redis_url is not None:
         return InRedis(Views(settings.redis_url))
     return OnDisk(ReplicasInPlace(settings.replica_dir or settings.data_dir / "replicas"))

@@ -1,4 +1,4 @@
-"""Who may do what: a bearer key has one of four roles.
+"""Authentication and roles: a bearer key has one of four.
 
 Knows roles and the SHA-256 of a key. Refuses to know keys themselves: one is shown when it is made, never again.
 `reader < writer < admin`; `instance` stands apart (it may join, work and commit, nothing else).
@@ -46,12 +46,12 @@ class Caller:
 NOBODY = Caller("", "anonymous", "admin")  # authentication is off: whoever reaches loopback may do anything
 
 
-class _Known(NamedTuple):
+class _RememberedKey(NamedTuple):
     caller: Caller
     until_s: float  # by the monotonic clock, from the moment in which the catalog was asked
 
 
-def _cache() -> TLRUCache[str, _Known]:
+def _cache() -> TLRUCache[str, _RememberedKey]:
     """Keys by digest until each one's time is over; of too many the one that was used least recently goes."""
     return TLRUCache(CACHED_KEYS, ttu=lambda _, known, __: known.until_s, timer=time.monotonic)
 
@@ -111,7 +111,7 @@ class KeyRing:
             del self._asking[sha256]
             caller = None if failed else done.result()
             if caller is not None:
-                self._known[sha256] = _Known(caller, until_s)
+                self._known[sha256] = _RememberedKey(caller, until_s)
             elif not failed:
                 self._known.pop(sha256, None)
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import metrics
+from service import prometheus
 from service.problems import ProblemError, problem
 from service.settings import Settings
 
@@ -68,7 +68,7 @@ class RequestBorder:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path_format", "unknown")
-        metrics.count_request(scope["method"], route, status, seconds)
+        prometheus.count_request(scope["method"], route, status, seconds)
         if scope["path"] in _QUIET or (status < 400 and route.startswith(_BUSY)):
             return
         self._log.info(

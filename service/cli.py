@@ -137,7 +137,7 @@ def openapi(check: Annotated[bool, typer.Option("--check", help="Compare, change
 @tokens.command("create")
 def create_token(
     role: Annotated[str, typer.Option(help="reader, writer, admin or instance")],
-    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    name: Annotated[str, typer.Option(help="A name for people.")] = "",
 ) -> None:
     """Make a key and print it: the only time that it is shown."""
     _need("api")
@@ -186,7 +186,7 @@ def _need(extra: str) -> None:
 
 @contextmanager
 def _one_line(*expected: type[Exception]) -> Iterator[None]:
-    """What is expected, and a database, storage or port that is out of reach, is one line on stderr."""
+    """Expected errors, and a database, storage or port out of reach, become one line on stderr."""
     from sqlalchemy.exc import SQLAlchemyError
 
     faults: tuple[type[Exception], ...] = (CatalogUnavailable, SQLAlchemyError, OSError, *expected)

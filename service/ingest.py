@@ -27,7 +27,7 @@ import structlog
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from service import metrics
+from service import prometheus
 from service.catalog.engine import Catalog
 from service.catalog.ingest_keys import find_response, remember
 from service.catalog.segments import publish, register_segments
@@ -204,7 +204,7 @@ class AppendBuffer:
 
     def _use(self, more: int) -> None:
         self._used_bytes += more
-        metrics.INGEST_BUFFERED_BYTES.set(self._used_bytes)
+        prometheus.INGEST_BUFFERED_BYTES.set(self._used_bytes)
 
     def _partitions(self, stream: StreamRow, payload: Payload) -> npt.NDArray[np.int32]:
         """Where each record goes: where it asks to, else by its key; null keys take turns."""
@@ -285,7 +285,7 @@ class AppendBuffer:
             return _by_stream(group, error)
         fault_point("ingest.after_publish")
         for append, answer in zip(group, answers, strict=True):
-            metrics.INGESTED_RECORDS.inc(append.records)
+            prometheus.INGESTED_RECORDS.inc(append.records)
             self._finish(append, answer)
         return []
 

@@ -1,4 +1,4 @@
-"""How this process logs: one JSON object a line, on stderr, uvicorn's and the libraries' lines too.
+"""Logging: one JSON object a line, on stderr, uvicorn's and the libraries' lines too.
 
 Knows structlog and logging. Refuses to know what is worth a line. Each line of a request carries its id.
 """

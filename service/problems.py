@@ -70,11 +70,11 @@ class ProblemError(HTTPException):
 
 
 def refused(code: str, pointer: str, detail: str) -> ProblemError:
-    """The refusal (422) of one part of a request; `pointer` as in ProblemItem."""
+    """The refusal (422) of one part of a request; `pointer` as in ProblemItemView."""
     return ProblemError(422, code, detail, [{"pointer": pointer, "detail": detail}])
 
 
-class ProblemItem(BaseModel):
+class ProblemItemView(BaseModel):
     """One fault in the input: where, and what. Where is a JSON pointer into the body; `?name`, a parameter of the
     query; `{name}`, a part of the path; `Name:`, a header.
     """
@@ -83,7 +83,7 @@ class ProblemItem(BaseModel):
     detail: str
 
 
-class Problem(BaseModel):
+class ProblemView(BaseModel):
     """Every error's body (RFC 9457)."""
 
     model_config = ConfigDict(
@@ -108,12 +108,12 @@ class Problem(BaseModel):
     instance: str
     code: str
     request_id: str
-    errors: list[ProblemItem] | None = None
+    errors: list[ProblemItemView] | None = None
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of a route: each status with the problem schema, for the OpenAPI document."""
-    schema = {"$ref": "#/components/schemas/Problem"}
+    schema = {"$ref": "#/components/schemas/ProblemView"}
     return {
         status: {"description": phrase(status), "content": {MEDIA_TYPE: {"schema": schema}}}
         for status in sorted(statuses)
@@ -180,7 +180,7 @@ def pointer_to(location: Sequence[str | int]) -> str:
 
 
 def _place(location: Sequence[str | int]) -> str:
-    """Where in a request one of the framework's findings is."""
+    """The place in a request of one of the framework's findings."""
     part, *rest = location
     name = str(rest[-1]) if rest else ""
     return {"query": f"?{name}", "path": f"{{{name}}}", "header": f"{name}:"}.get(str(part), pointer_to(rest))

@@ -47,7 +47,9 @@ class Serving:
         """A client with the key of a role, or without one; closed with the service."""
         if role is not None:
             headers = {"Authorization": f"Bearer {self.secrets[role]}", **headers}
-        return self.opened.enter_context(httpx.Client(base_url=self.url, headers=headers, timeout=30))
+        return self.opened.enter_context(
+            httpx.Client(base_url=self.url, headers=headers, timeout=90)
+        )  # waits of up to 60 s are asked for
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from service.streams.operators.functions import FUNCTIONS
 router = APIRouter(tags=["jobs"])
 
 
-class Aggregator(BaseModel):
-    """What may stand in `aggregates` of an operator."""
+class AggregatorView(BaseModel):
+    """A function of `aggregate`, built in or installed."""
 
     name: str
     kind: Annotated[
@@ -36,7 +36,7 @@ class Aggregator(BaseModel):
     problem: Annotated[str | None, Field(description="Why it can not be used.")]
 
 
-@router.get("/v1/aggregators", responses={200: {"model": Page[Aggregator]}, **declared(401, 403, 422)})
+@router.get("/v1/aggregators", responses={200: {"model": Page[AggregatorView]}, **declared(401, 403, 422)})
 def list_aggregators(_: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List the functions of `aggregate`, then the aggregators that are installed beside this service."""
     listed = [*(_built_in(name, doc) for name, doc in FUNCTIONS.items()), *map(_installed, described())]

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service import metrics
+from service import prometheus
 from service.api.bodies import answer
 from service.api.streams import NamedStream
 from service.auth import Writer
@@ -54,7 +54,7 @@ RECORDS_SCHEMA = {
 RECORD_EXAMPLE = {"key": "u1", "value": {"id": "e-1", "amount": 12.5}, "timestamp": 1_700_000_000_000}
 
 
-class AppendedRange(BaseModel):
+class AppendedRangeView(BaseModel):
     """Offsets first to last of a partition, both included."""
 
     partition: int
@@ -62,17 +62,17 @@ class AppendedRange(BaseModel):
     last: int
 
 
-class Appended(BaseModel):
-    """What became of posted records: all of them are durable and readable."""
+class AppendedView(BaseModel):
+    """Posted records: all of them are durable and readable."""
 
     accepted: int
-    offsets: list[AppendedRange]
-    position: Annotated[str, Field(description="Opaque: how far this write reached.")]
+    offsets: list[AppendedRangeView]
+    position: Annotated[str, Field(description="Opaque: the end of this write, as `min_position` of lookups.")]
 
 
 @router.post(
     "/v1/streams/{stream:name}/records",
-    responses={200: {"model": Appended}, **declared(400, 401, 403, 404, 409, 413, 415, 422, 429, 503)},
+    responses={200: {"model": AppendedView}, **declared(400, 401, 403, 404, 409, 413, 415, 422, 429, 503)},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -108,13 +108,13 @@ async def append_records(
     target = await run_in_threadpool(request.state.catalog.read, _writable, stream)
     with request.state.ingest.room() as room:
         body = await _read_body(request, room)
-        post = _Append(target, media_type, body, caller.id, idempotency_key)
+        post = _Post(target, media_type, body, caller.id, idempotency_key)
         handed_in = await run_in_threadpool(_hand_in, request.state, post)
         return answer(await asyncio.wrap_future(handed_in))
 
 
 @dataclass(frozen=True, slots=True)
-class _Append:
+class _Post:
     """A request to append, its body read."""
 
     stream: StreamRow
@@ -152,10 +152,10 @@ async def _read_body(request: Request, room: Room) -> bytes:
     return b"".join(parts)
 
 
-def _hand_in(state: Any, post: _Append) -> "Future[Answer]":
+def _hand_in(state: Any, post: _Post) -> "Future[Answer]":
     """Read a body and hand its records to the buffer; an answer that was given before is given again."""
     now_ms = time.time_ns() // 1_000_000
-    metrics.INGESTED_BYTES.inc(len(post.body))
+    prometheus.INGESTED_BYTES.inc(len(post.body))
     idempotency = post.idempotency()
     if idempotency is not None:
         answered = state.ingest.answered(idempotency)

@@ -1,4 +1,4 @@
-"""How routes read requests and answer them: bodies in, prepared bytes out, entity tags, path names.
+"""Requests and answers of routes: bodies in, prepared bytes out, entity tags, media types, path names.
 
 Knows JSON and HTTP's conditional headers. Refuses to know what a body means. Sizes and content encodings are
 settled before (`service.border`): what arrives here is decoded and within its limit.

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from service.api.bodies import answer
-from service.problems import Problem, declared
+from service.problems import ProblemView, declared
 
 _REF = "#/components/schemas/{model}"
-_BODIES: dict[str, type[Any]] = {"Problem": Problem}
+_BODIES: dict[str, type[Any]] = {"ProblemView": ProblemView}
 ASSETS = "/docs/assets"
 TAGS = [
     {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},

@@ -1,4 +1,4 @@
-"""Health, readiness, what this is, and Prometheus' figures."""
+"""Health, readiness, version, and Prometheus' figures."""
 
 import threading
 import time
@@ -15,10 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service import metrics
+from service import prometheus
 from service.api.bodies import answer
 from service.auth import Reader
-from service.catalog import overview
+from service.catalog import totals
 from service.lookups import ping_views
 from service.problems import declared
 from service.storage.segments import Storage
@@ -29,21 +29,21 @@ STORAGE_KNOWN_S = 2.0  # `/readyz` asks nobody for a key: it may not be a way to
 router = APIRouter(tags=["operations"])
 
 
-class Health(BaseModel):
+class HealthView(BaseModel):
     """The process answers."""
 
     status: Literal["ok"]
 
 
-class Readiness(BaseModel):
+class ReadinessView(BaseModel):
     """Each part that the service needs: `ok`, or what is wrong with it."""
 
     status: Literal["ready", "not_ready"]
     parts: dict[str, str]
 
 
-class Info(BaseModel):
-    """What is running here."""
+class InfoView(BaseModel):
+    """Version, catalog and authentication of this process."""
 
     name: str
     version: str
@@ -76,34 +76,34 @@ class StorageCheck:
         return f"nearly full: {free} bytes are free, MILLRACE_MIN_FREE_BYTES is {self._min_free_bytes}"
 
 
-@router.get("/healthz", responses={200: {"model": Health}})
+@router.get("/healthz", responses={200: {"model": HealthView}})
 async def healthz() -> Response:
     """Whether the process answers."""
     return answer({"status": "ok"})
 
 
-@router.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
+@router.get("/readyz", responses={200: {"model": ReadinessView}, 503: {"model": ReadinessView}})
 def readyz(request: Request) -> Response:
     """Whether jobs can run: database, storage (can be written, has room), Redis if it is set, the service's own loops,
     a live instance.
     """
     state = request.state
     parts = {
-        "database": _probe("the database", lambda: state.catalog.read(overview.live_instances)),
+        "database": _probe("the database", lambda: state.catalog.read(totals.live_instances)),
         "storage": state.storage_check(),
-        "loops": f"ended: {', '.join(state.rounds.ended)}" if state.rounds.ended else "ok",
+        "loops": f"ended: {', '.join(state.loops.ended)}" if state.loops.ended else "ok",
         "instances": "not known",
         "intake": "draining" if getattr(request.app.state, "is_draining", False) else "ok",
     }
     if (redis_url := state.settings.redis_url) is not None:
         parts["redis"] = _probe("Redis", lambda: ping_views(redis_url))
     if parts["database"] == "ok":
-        parts["instances"] = "ok" if state.catalog.read(overview.live_instances) else "none is alive"
+        parts["instances"] = "ok" if state.catalog.read(totals.live_instances) else "none is alive"
     is_ready = all(part == "ok" for part in parts.values())
     return answer({"status": "ready" if is_ready else "not_ready", "parts": parts}, 200 if is_ready else 503)
 
 
-@router.get("/info", responses={200: {"model": Info}, **declared(401, 403)})
+@router.get("/info", responses={200: {"model": InfoView}, **declared(401, 403)})
 def info(request: Request, _: Reader) -> Response:
     """Version, catalog and lineage."""
     state = request.state
@@ -128,9 +128,9 @@ def info(request: Request, _: Reader) -> Response:
 )
 async def prometheus_metrics(request: Request, _: Reader) -> Response:
     """Requests of this process; jobs, tasks and operators as the catalog has them; sizes of stores that can be read."""
-    figures = await run_in_threadpool(request.state.catalog.read, overview.figures)
-    sizes = await request.state.lookups.reader.sizes(overview.store_partitions(figures.tasks, figures.stores))
-    text = await run_in_threadpool(metrics.exposition, figures, sizes)
+    figures = await run_in_threadpool(request.state.catalog.read, totals.catalog_totals)
+    sizes = await request.state.lookups.reader.sizes(totals.store_partitions(figures.tasks, figures.stores))
+    text = await run_in_threadpool(prometheus.exposition, figures, sizes)
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service import coordinator, metrics
+from service import coordinator, prometheus
 from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page
@@ -256,7 +256,7 @@ async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) 
     body = await read_struct(request, COMMIT)
     verdicts = await run_in_threadpool(_commit, request.state.catalog, instance, slot, body.commits)
     for verdict in verdicts:
-        metrics.COMMITS.labels(verdict.status).inc()
+        prometheus.COMMITS.labels(verdict.status).inc()
     return _answer(Verdicts(verdicts))
 
 

@@ -1,6 +1,6 @@
-"""What a job measured, over HTTP as JSON: the same figures as `/metrics`, with rates.
+"""Metrics of a job as JSON: the same figures as `/metrics`, with rates.
 
-Knows the shape of the answer. Refuses to know what the figures are called and mean (`service.figures`).
+Knows the shape of the answer. Refuses to know names and meanings of figures (`service.metric_families`).
 """
 
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from service.api.bodies import answer
 from service.auth import Reader
-from service.catalog import jobs, overview
+from service.catalog import jobs, totals
 from service.catalog.engine import now_ms
-from service.catalog.overview import OperatorStore, TaskFigures
-from service.figures import OPERATOR_FAMILIES, Size, of_operator, of_task, with_rates
+from service.catalog.totals import OperatorStore, TaskTotals
+from service.metric_families import OPERATOR_FAMILIES, Size, of_operator, of_task, with_rates
 from service.problems import declared
 from service.streams import measures
 from service.streams.measures import Reading
@@ -40,18 +40,18 @@ _RATES: dict[str, Any] = {
     for family in OPERATOR_FAMILIES
     if family.kind == "counter"
 }
-OperatorMetrics = create_model(
-    "OperatorMetrics",
-    __doc__="What an operator measured: the samples of `/metrics` without their prefix, and rates. "
-    "What has no value yet is left out.",
+OperatorMetricsView = create_model(
+    "OperatorMetricsView",
+    __doc__="Metrics of an operator: the samples of `/metrics` without their prefix, and rates. "
+    "Samples without a value yet are left out.",
     __config__=ConfigDict(extra="forbid"),
     **_FIELDS,
     **_RATES,
 )
 
 
-class Counted(BaseModel):
-    """What a task, or all tasks of a job together, counted since the job was made."""
+class CountersView(BaseModel):
+    """Counters of a task, or of all tasks of a job together, since the job was made."""
 
     task_lag_records: Annotated[int, Field(description="Records that were not read yet.")]
     records_in: int
@@ -60,10 +60,10 @@ class Counted(BaseModel):
     batch_seconds_count: int | None = None
     batch_seconds_sum: float | None = None
     batch_seconds_max: float | None = None
-    operators: Annotated[dict[str, OperatorMetrics], Field(description="The operators with state, by name.")]
+    operators: Annotated[dict[str, OperatorMetricsView], Field(description="The operators with state, by name.")]
 
 
-class JobMetrics(Counted):
+class JobMetricsView(CountersView):
     """The same of a job and, by name, of each of its tasks. Of several tasks, sums and current values are added up,
     least and highest ones are those of any task, averages are over all. Rates are per second since the job was made.
     """
@@ -72,31 +72,29 @@ class JobMetrics(Counted):
     records_in_rate: float
     records_out_rate: float
     lag: Annotated[int, Field(description="As task_lag_records.")]
-    tasks: dict[str, Counted]
-    counters: Annotated[dict[str, Any], Field(description="What the job's commits counted, as they say it.")]
+    tasks: dict[str, CountersView]
+    counters: Annotated[dict[str, Any], Field(description="The counters of the job's commits, as they are.")]
 
 
 class _Job(NamedTuple):
     made: datetime
     age_s: float
-    tasks: list[TaskFigures]
+    tasks: list[TaskTotals]
     stores: list[OperatorStore]
 
 
-@router.get("/v1/jobs/{job:name}/metrics", responses={200: {"model": JobMetrics}, **declared(401, 403, 404)})
+@router.get("/v1/jobs/{job:name}/metrics", responses={200: {"model": JobMetricsView}, **declared(401, 403, 404)})
 async def get_job_metrics(request: Request, job: str, _: Reader) -> Response:
-    """Show what a job counted and measured: lateness, drops, buffers, stores, lag, batch times."""
+    """Show a job's metrics: lateness, drops, buffers, stores, lag, batch times."""
     found = await run_in_threadpool(request.state.catalog.read, _look, job)
-    sizes = await request.state.lookups.reader.sizes(overview.store_partitions(found.tasks, found.stores))
+    sizes = await request.state.lookups.reader.sizes(totals.store_partitions(found.tasks, found.stores))
     return answer(_described(found, sizes))
 
 
 def _look(s: Session, name: str) -> _Job:
     job = jobs.get_job(s, name)
     age_s = now_ms(s) / 1000 - job.created_at.timestamp()
-    return _Job(
-        job.created_at, max(age_s, LEAST_S), overview.task_figures(s, job.id), overview.operator_stores(s, job.id)
-    )
+    return _Job(job.created_at, max(age_s, LEAST_S), totals.task_totals(s, job.id), totals.operator_stores(s, job.id))
 
 
 def _described(job: _Job, sizes: Sizes) -> dict[str, Any]:
@@ -117,7 +115,7 @@ def _described(job: _Job, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _of_task(job: _Job, task: TaskFigures, sizes: Sizes) -> dict[str, Any]:
+def _of_task(job: _Job, task: TaskTotals, sizes: Sizes) -> dict[str, Any]:
     stores = [store for store in job.stores if store.sub_topology == task.sub_topology]
     own = {store.id: sizes.get((store.id, task.partition)) for store in stores}
     return _counted(job, task.counters, task.lag, stores, own)
@@ -144,10 +142,10 @@ def _counted(
     }
 
 
-def _together(store: OperatorStore, tasks: Iterable[TaskFigures], sizes: Sizes) -> Size | None:
-    """The size of a store; None where that of some partition can not be told."""
+def _together(store: OperatorStore, tasks: Iterable[TaskTotals], sizes: Sizes) -> Size | None:
+    """The size of a store; None where that of some partition is unknown."""
     parts = [sizes.get((store.id, task.partition)) for task in tasks if task.sub_topology == store.sub_topology]
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
-    return Size(sum(part.entries for part in told), sum(part.bytes for part in told))
+    return Size(sum(part.entries for part in known), sum(part.bytes for part in known))

@@ -56,8 +56,8 @@ EXAMPLE = {
 }
 
 
-class JobPosition(BaseModel):
-    """How far the job has read one partition of a source."""
+class JobPositionView(BaseModel):
+    """The job's position in one partition of a source."""
 
     stream: str
     partition: int
@@ -74,7 +74,7 @@ class JobView(BaseModel):
     state: Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
     reason: str
     spec: dict[str, Any]
-    positions: list[JobPosition]
+    positions: list[JobPositionView]
     caught_up: Annotated[bool, Field(description="Every position is at its end, and every replica has applied it.")]
     stream_time: int | None
     error: dict[str, Any] | None
@@ -85,15 +85,15 @@ class JobView(BaseModel):
     created_at: str
 
 
-class Compiled(BaseModel):
-    """A specification that would be taken, with its defaults, and what it compiles to."""
+class CompiledView(BaseModel):
+    """A specification with its defaults, and its topology."""
 
     spec: dict[str, Any]
     topology: dict[str, Any]
 
 
-class Simulated(BaseModel):
-    """What the operators gave, in the order in which they gave it."""
+class SimulationView(BaseModel):
+    """Outputs in the order in which operators forwarded them, entries of stores, dropped records."""
 
     outputs: list[dict[str, Any]]
     stores: dict[str, list[dict[str, Any]]]
@@ -101,7 +101,7 @@ class Simulated(BaseModel):
     stream_time: dict[str, int]
 
 
-class JobTask(BaseModel):
+class JobTaskView(BaseModel):
     """A task, its owner and how far it is."""
 
     task: str
@@ -114,24 +114,24 @@ class JobTask(BaseModel):
     is_closed: Annotated[bool, Field(description="Nothing is open in its stores, as its last commit found.")]
     is_flushing: bool
     advanced: Annotated[dict[str, Any] | None, Field(description="The last time that closing moved stream time.")]
-    positions: list[JobPosition]
+    positions: list[JobPositionView]
 
 
-class DroppedCount(BaseModel):
-    """How many records an operator did not let through for one reason, since the job was made."""
+class DroppedCountView(BaseModel):
+    """Records that an operator dropped for one reason, since the job was made."""
 
     operator: str
     reason: str
     records: int
 
 
-class DroppedView(Page[DroppedCount]):
-    """What a job dropped, by operator and reason."""
+class DroppedView(Page[DroppedCountView]):
+    """Dropped records of a job, counted by operator and reason."""
 
     stream: Annotated[str | None, Field(description="Where the records are; null: the job does not keep them.")]
 
 
-class Transition(BaseModel):
+class TransitionView(BaseModel):
     """A change of state."""
 
     at: str
@@ -155,11 +155,11 @@ class SkipRequest(BaseModel, extra="forbid"):
 
 @router.post(
     "/v1/jobs:validate",
-    responses={200: {"model": Compiled}, **declared(400, 401, 403, 409, 413, 415, 422)},
+    responses={200: {"model": CompiledView}, **declared(400, 401, 403, 409, 413, 415, 422)},
     openapi_extra=takes(JobSpec, EXAMPLE),
 )
 async def validate_job(request: Request, _: Reader) -> Response:
-    """Compile a job and keep nothing; what `POST /v1/jobs` would refuse is refused in the same words."""
+    """Compile a job and keep nothing; refusals are those of `POST /v1/jobs`."""
     spec = JobSpec.parse(await read_json(request))
     topology = await run_in_threadpool(request.state.catalog.read, _validate, spec)
     return answer({"spec": spec.to_json(), "topology": topology.to_json()})
@@ -167,7 +167,7 @@ async def validate_job(request: Request, _: Reader) -> Response:
 
 @router.post(
     "/v1/jobs:simulate",
-    responses={200: {"model": Simulated}, **declared(400, 401, 403, 413, 415, 422, 429)},
+    responses={200: {"model": SimulationView}, **declared(400, 401, 403, 413, 415, 422, 429)},
     openapi_extra=takes(
         SimulateRequest,
         {
@@ -184,7 +184,7 @@ async def simulate_job(request: Request, _: Reader) -> Response:
 
     At most 100,000 records; an answer has at most 100,000 outputs, dropped records and entries of stores, of 64 MiB,
     and is made within 30 s. What passes that is refused while it runs. Two simulations run at once; others wait 10 s
-    for their turn, then they are told to come back (429).
+    for their turn, then they are refused (429).
     """
     body = await request.body()  # before its turn: who sends slowly keeps nobody waiting
     async with _turn_to_simulate(request):
@@ -277,7 +277,7 @@ async def change_job(
     },
 )
 def get_topology(request: Request, job: str, _: Reader) -> Response:
-    """Show what a job compiled to: JSON, or Kafka Streams' describe() text for `Accept: text/plain`."""
+    """Show a job's topology: JSON, or Kafka Streams' describe() text for `Accept: text/plain`."""
     kind = accepts(request, "application/json", "text/plain")
     topology = request.state.catalog.read(jobs.get_job, job).topology
     if kind == "text/plain":
@@ -285,7 +285,7 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
     return answer(topology)
 
 
-@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTask]}, **declared(401, 403, 404, 422)})
+@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTaskView]}, **declared(401, 403, 404, 422)})
 def list_tasks(request: Request, job: str, _: Reader, limit: Limit = 1000, cursor: Cursor = None) -> Response:
     """List a job's tasks: owner, epoch, positions."""
     found = request.state.catalog.read(_tasks, job)
@@ -294,19 +294,23 @@ def list_tasks(request: Request, job: str, _: Reader, limit: Limit = 1000, curso
 
 @router.get("/v1/jobs/{job:name}/dropped", responses={200: {"model": DroppedView}, **declared(401, 403, 404, 422)})
 def list_dropped(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    """Count what a job dropped, by operator and reason; with `keep_dropped` the records are in `stream`."""
+    """Count dropped records by operator and reason; with `keep_dropped` the records are in `stream`."""
     items, stream = request.state.catalog.read(_dropped, job)
     counts = short_page(items, lambda count: f"{count['operator']}/{count['reason']}", limit=limit, cursor=cursor)
     return answer({**counts, "stream": stream})
 
 
-@router.get("/v1/jobs/{job:name}/errors", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
+@router.get(
+    "/v1/jobs/{job:name}/errors", responses={200: {"model": Page[TransitionView]}, **declared(401, 403, 404, 422)}
+)
 def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List why a job failed, latest first: operator, partition, offset, error."""
     return answer(request.state.catalog.read(_transitions, job, limit, cursor, errors_only=True))
 
 
-@router.get("/v1/jobs/{job:name}/history", responses={200: {"model": Page[Transition]}, **declared(401, 403, 404, 422)})
+@router.get(
+    "/v1/jobs/{job:name}/history", responses={200: {"model": Page[TransitionView]}, **declared(401, 403, 404, 422)}
+)
 def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List a job's changes of state, latest first: why, and by whom."""
     return answer(request.state.catalog.read(_transitions, job, limit, cursor))
@@ -331,7 +335,7 @@ def resume_job(request: Request, job: str, caller: Writer) -> Response:
 
 @router.post("/v1/jobs/{job:name}:stop", **VERB)
 def stop_job(request: Request, job: str, caller: Writer) -> Response:
-    """Drain: what is under way is committed, then the slots leave."""
+    """Drain: batches under way are committed, then the slots leave."""
     return _ask(request, job, "stop", caller.name)
 
 
@@ -343,7 +347,7 @@ def restart_job(request: Request, job: str, caller: Writer) -> Response:
 
 @router.post("/v1/jobs/{job:name}:flush", **VERB)
 def flush_job(request: Request, job: str, caller: Writer) -> Response:
-    """Close every window, session and buffer once what is there now is read; `wait=caught_up` then waits for it."""
+    """Close every window, session and buffer once the present input is read; `wait=caught_up` then waits for it."""
     return _tagged(request, request.state.catalog.write(_flush, job, caller.name))
 
 
@@ -475,7 +479,7 @@ def _tagged(request: Request, view: dict[str, Any]) -> Response:
 
 
 def _version(job_id: str, version: int) -> str:
-    """What of a job's entity tag only a change by somebody changes: a job made again under the name has another."""
+    """The part of a job's entity tag that only requests change; a job made again under the name has another."""
     return f"{job_id[:12]}-{version}"
 
 

@@ -54,7 +54,7 @@ class EntryView(BaseModel):
     is_final: Annotated[bool, Field(description="Whether it has closed: nothing changes the entry any more.")]
 
 
-class AsOf(BaseModel):
+class AsOfView(BaseModel):
     """The moment that an answer is of."""
 
     stream_time: Annotated[int | None, Field(description="The highest of the partitions that answered.")]
@@ -68,7 +68,7 @@ class LookupPage(BaseModel):
 
     store: str
     items: list[EntryView]
-    as_of: AsOf
+    as_of: AsOfView
     next: str | None
 
 

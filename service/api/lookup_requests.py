@@ -36,7 +36,7 @@ PageStart = tuple[int, Place | None]  # where a page begins: the number of a key
 
 
 class Fresh(BaseModel):
-    """How fresh an answer must be."""
+    """The freshness that an answer must have."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -159,12 +159,12 @@ def wanted_position(fresh: Fresh, lineage: str) -> Position | None:
 
 
 def query_digest(kind: str, queries: Sequence[StoreQuery]) -> int:
-    """What a cursor belongs to."""
+    """The digest of a query, as its cursors carry it."""
     return zlib.crc32(repr((kind, queries)).encode())
 
 
 def page_start(cursor: str | None, known: Known, lineage: str, digest: int, pointer: str = "?cursor") -> PageStart:
-    """Where a page begins."""
+    """The beginning of a page, from its cursor. 422 where that is of another lookup."""
     if cursor is None:
         return 0, None
     found = store_cursor_of(cursor)

@@ -19,14 +19,14 @@ MAX_ROW_ID = 2**63 - 1
 Item = TypeVar("Item")
 
 
-class Row(Protocol):
+class NumberedRow(Protocol):
     """A row of a table, with a number that rises."""
 
     @property
     def id(self) -> Any: ...
 
 
-RowOf = TypeVar("RowOf", bound=Row)
+NumberedRows = TypeVar("NumberedRows", bound=NumberedRow)
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many items at most.")]
 Cursor = Annotated[
@@ -67,7 +67,7 @@ def first_row(of: str, cursor: str | None) -> int | None:
 
 
 def rows_page(
-    of: str, rows: Sequence[RowOf], shown: Callable[[RowOf], dict[str, Any]], *, limit: int
+    of: str, rows: Sequence[NumberedRows], shown: Callable[[NumberedRows], dict[str, Any]], *, limit: int
 ) -> dict[str, Any]:
     """`{"items", "next"}` of `limit + 1` rows read, latest first."""
     following = opaque(RowCursor(of, rows[limit - 1].id)) if len(rows) > limit else None

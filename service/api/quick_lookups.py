@@ -92,7 +92,7 @@ def _plain_lookup(scope: Scope) -> _PlainLookup | None:
 
 
 class _Route(NamedTuple):
-    """What the border counts a request under."""
+    """The route under which the border counts a request."""
 
     path_format: str
 

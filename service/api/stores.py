@@ -58,8 +58,8 @@ class StoreView(BaseModel):
     lag: int
 
 
-class OwnerInstance(BaseModel):
-    """Where a task runs."""
+class OwnerInstanceView(BaseModel):
+    """The instance that runs a task."""
 
     id: str
     name: str
@@ -67,15 +67,15 @@ class OwnerInstance(BaseModel):
     slot: str
 
 
-class Owner(BaseModel):
-    """Who has a key."""
+class OwnerView(BaseModel):
+    """The task of a key and its instances."""
 
     store: str
     key: str
     partition: int
     task: str
-    active: OwnerInstance | None
-    standbys: list[OwnerInstance]
+    active: OwnerInstanceView | None
+    standbys: list[OwnerInstanceView]
 
 
 @router.get("/v1/stores", responses={200: {"model": Page[StoreView]}, **declared(401, 403, 422)})
@@ -95,7 +95,7 @@ async def get_store(request: Request, store: StoreName, _: Reader) -> Response:
     return tagged(request, await _view(request, known.now))
 
 
-@router.get("/v1/stores/{store:name}/owner", responses={200: {"model": Owner}, **declared(401, 403, 404, 409, 422)})
+@router.get("/v1/stores/{store:name}/owner", responses={200: {"model": OwnerView}, **declared(401, 403, 404, 409, 422)})
 async def get_owner(
     request: Request,
     store: StoreName,
@@ -137,20 +137,20 @@ async def _view(request: Request, now: StoreNow) -> Mapping[str, Any]:
 
 
 async def _partition_view(lookups: Lookups, now: StoreNow, partition: int) -> dict[str, Any]:
-    at, figures = now.partitions[partition], await lookups.reader.state(now, partition)
+    at, replica = now.partitions[partition], await lookups.reader.state(now, partition)
     return {
         "partition": at.partition,
         "task": at.task,
         "instance": at.instance,
-        "stream_time": figures.stream_time if figures is not None and figures.stream_time >= 0 else None,
-        "position": None if figures is None else figures.position,
+        "stream_time": replica.stream_time if replica is not None and replica.stream_time >= 0 else None,
+        "position": None if replica is None else replica.position,
         "end": at.end,
-        "lag": at.input_lag + max(0, at.end - (0 if figures is None else figures.position)),
-        "entries": None if figures is None else figures.entries,
-        "bytes": None if figures is None else figures.bytes,
+        "lag": at.input_lag + max(0, at.end - (0 if replica is None else replica.position)),
+        "entries": None if replica is None else replica.entries,
+        "bytes": None if replica is None else replica.bytes,
     }
 
 
-def _total(figures: Iterable[int | None]) -> int | None:
-    known = [figure for figure in figures if figure is not None]
+def _total(parts: Iterable[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
     return sum(known) if known else None

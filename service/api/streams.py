@@ -52,7 +52,7 @@ EXAMPLE = {"name": "clicks", "partitions": 4, "fields": {"id": "string", "amount
 
 
 class StreamChange(BaseModel):
-    """What of a stream may be changed; what is absent stays."""
+    """Settings of a stream that may change; one that is absent stays."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

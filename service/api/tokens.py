@@ -32,7 +32,7 @@ class TokenRequest(BaseModel):
     name: Annotated[str, Field(max_length=200, pattern=NO_NUL)] = ""
 
 
-class Token(BaseModel):
+class TokenView(BaseModel):
     """A key as it is listed: never its secret."""
 
     id: str
@@ -42,7 +42,7 @@ class Token(BaseModel):
     revoked_at: str | None
 
 
-class NewToken(Token):
+class NewTokenView(TokenView):
     """A key as it is made."""
 
     key: Annotated[str, Field(description="The secret, shown this once.")]
@@ -51,7 +51,7 @@ class NewToken(Token):
 @router.post(
     "/v1/tokens",
     status_code=201,
-    responses={201: {"model": NewToken}, **declared(400, 401, 403, 413, 415, 422)},
+    responses={201: {"model": NewTokenView}, **declared(400, 401, 403, 413, 415, 422)},
     openapi_extra=takes(TokenRequest, {"role": "writer", "name": "shop-frontend"}),
 )
 async def create_token(request: Request, _: Admin) -> Response:
@@ -63,7 +63,7 @@ async def create_token(request: Request, _: Admin) -> Response:
     return answer({**_shown(row), "key": secret}, 201, headers={"Location": f"/v1/tokens/{row.id}"})
 
 
-@router.get("/v1/tokens", responses={200: {"model": Page[Token]}, **declared(401, 403, 422)})
+@router.get("/v1/tokens", responses={200: {"model": Page[TokenView]}, **declared(401, 403, 422)})
 def list_tokens(request: Request, _: Admin, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List keys, oldest first; those of running instances of `millrace up` are left out."""
     listed = [_shown(row) for row in request.state.catalog.read(keys.list_keys)]

@@ -1,4 +1,4 @@
-"""Who is there, as people look at it: instances, groups, rebalances.
+"""Instances, groups and rebalances, to be shown.
 
 It knows rows; it refuses to change any (`service.coordinator` does).
 """

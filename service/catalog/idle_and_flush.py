@@ -86,7 +86,7 @@ def note(task: TaskRow, advance: Advanced, at_ms: int) -> None:
 
 
 def _until_idle_ms(s: Session, job_id: str, idle_close_after_ms: int) -> int:
-    """How long until the input of a job is idle, if nothing comes: not while there is something to read."""
+    """ms until the input of a job is idle, if nothing comes: never while records are unread."""
     inputs = list(chain.from_iterable(inputs_of_job(s, job_id).values()))
     left_ms = idle_close_after_ms - min(at.silent_ms for at in inputs)
     return max(left_ms, LOOK_AGAIN_MS) if any(at.lag for at in inputs) else left_ms

@@ -16,7 +16,7 @@ KEPT_MS = 24 * 3_600_000
 
 
 def find_response(s: Session, *, api_key_id: str, stream_id: str, idempotency_key: str) -> IngestKeyRow | None:
-    """What was answered to this key in the last 24 hours (`body_sha256`, `response`), if anything."""
+    """The answer to this key in the last 24 hours (`body_sha256`, `response`), if there was one."""
     return s.scalars(
         select(IngestKeyRow).where(
             IngestKeyRow.api_key_id == api_key_id,

@@ -30,7 +30,7 @@ from service.streams.errors import UnknownJob
 
 
 class SourcePosition(NamedTuple):
-    """How far a job has read one partition of a source, by the stream's name."""
+    """A job's position in one partition of a source, by the stream's name."""
 
     stream: str
     partition: int
@@ -140,7 +140,7 @@ def metrics(s: Session, job_id: str) -> Json:
 def transitions_of(
     s: Session, job_id: str, *, errors_only: bool = False, limit: int = 100, before: int | None = None
 ) -> list[JobTransitionRow]:
-    """What happened to a job, latest first; `before` the row of this id."""
+    """Changes of a job's state, latest first; `before` the row of this id."""
     query = (
         select(JobTransitionRow)
         .where(JobTransitionRow.job_id == job_id)

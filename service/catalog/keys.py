@@ -18,7 +18,7 @@ BOOTSTRAP = "bootstrap"
 
 
 def digest(secret: str) -> str:
-    """What is kept of a key."""
+    """The digest of a key: all that is kept of it."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

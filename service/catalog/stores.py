@@ -1,4 +1,4 @@
-"""Stores as people look them up: which there are, and how far each partition is, from one snapshot.
+"""Stores by name, with the progress of each partition, from one snapshot.
 
 It knows rows; it refuses to know what is in a store, and where its replicas lie.
 """

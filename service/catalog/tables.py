@@ -242,8 +242,8 @@ class TaskRow(Table):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
     `positions`: how far it has read each of its inputs, packed (`service.catalog.inputs`). `is_closed`: nothing is open
-    in its stores, as its last commit found; `flush_at`: the ends of its inputs, by number, when somebody asked to flush
-    it, until that is done; `advanced`: the last time that stream time was moved without a record.
+    in its stores, as its last commit found; `flush_at`: the ends of its inputs, by number, when a flush was asked
+    for, until that is done; `advanced`: the last time that stream time was moved without a record.
     """
 
     __tablename__ = "tasks"

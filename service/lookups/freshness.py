@@ -1,4 +1,4 @@
-"""How fresh an answer must be, and waiting until a store is.
+"""The freshness that an answer must have, and waiting until a store has it.
 
 It knows positions, lag and wake-ups; it refuses to know what an entry is.
 """

@@ -34,7 +34,7 @@ MAX_FORMS: Final = 1000  # kept ready: a topology takes milliseconds to read
 class Known:
     """A store as the catalog described it at some moment; `seen`: the wake-up after which that was.
 
-    `fate`: topics that change what the store is; `progress`: those that change how far it is.
+    `fate`: topics of changes to the store itself; `progress`: those of changes to its positions.
     """
 
     now: StoreNow
@@ -49,7 +49,7 @@ class Known:
         self.partitions = range(len(self.now.partitions))
 
     def partitions_of(self, query: Query) -> Sequence[int]:
-        """Where the entries of a query are: one partition where a key says so."""
+        """The partitions that hold entries of a query: one where a key says so."""
         if query.first is None or not query.is_of_key or not self.now.is_keyed:
             return self.partitions
         return (self.partition_of(query.first),)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from service.catalog.stores import StoreNow
-from service.figures import Size
 from service.lookups.known import ENDED, Known
 from service.lookups.sources import Answer, ReplicaAbsent, ReplicaState, StoreSource
+from service.metric_families import Size
 from service.streams.clock import NOT_STARTED
 from service.streams.errors import StoreNotReadable
 from service.streams.stores.reading import Ask, Page, Place, Query, Reading, Told, read_page

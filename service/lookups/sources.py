@@ -1,4 +1,4 @@
-"""Where stores can be read: replicas of instances on this machine, or the view in Redis.
+"""Sources of stores: replicas of instances on this machine, or the view in Redis.
 
 It knows how each is asked, and turns their errors into StoreNotReadable. It refuses to know what an entry means
 (`streams.stores`) and which of the two serves (`service.app`).
@@ -40,7 +40,7 @@ class ReplicaState(NamedTuple):
 
 
 class StoreSource(Protocol):
-    """Where stores can be read."""
+    """A place where stores can be read."""
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of a partition's replica. Raises StoreNotReadable."""
@@ -112,7 +112,7 @@ def ping_views(url: str) -> None:
 
 
 class ReplicaAbsent(StoreNotReadable):
-    """Nobody has begun what is asked for, or it was lost: only a job that runs makes it."""
+    """No replica was begun, or it was lost: only a job that runs makes one."""
 
 
 @contextmanager

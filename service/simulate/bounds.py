@@ -1,4 +1,4 @@
-"""How much one simulation may give, hold and take: counted before it runs, and while it does.
+"""Bounds of one simulation on outputs, stores and time: counted before it runs, and while it does.
 
 A few records can become millions of updates (hopping windows, `collect`), so records are fed a few at a time and their
 outputs are counted before more are: how a range is cut changes nothing. `last_per_batch` alone sees batches, and keeps
@@ -35,8 +35,8 @@ ROW_BYTES: Final = 64  # of what is not key or value
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many updates one record may become: `hops` by hopping windows for certain, `most` where sliding windows
-    are as crowded as timestamps allow. `has_values`: its value may be in each of them.
+    """The number of updates that one record may become: `hops` by hopping windows for certain, `most` where sliding
+    windows are as crowded as timestamps allow. `has_values`: its value may be in each of them.
     """
 
     hops: int
@@ -57,7 +57,7 @@ class Reach:
 def check_reach(
     body: SimulateRequest, spec: JobSpec, reach: Reach, texts: Sequence[str | None], *, replicas: int
 ) -> None:
-    """What is too much before anything runs. Raises SimulationTooLarge."""
+    """Refuse a request that is too large before anything runs. Raises SimulationTooLarge."""
     tasks = len({record.partition for record in body.records})
     if tasks * replicas > MAX_REPLICAS:
         detail = (
@@ -76,7 +76,7 @@ def check_reach(
 
 @dataclass(slots=True)
 class Bounds:
-    """How much there is of the answer already, when time is over, and how many records may go in at once.
+    """The size of the answer so far, the end of its time, and the number of records that may go in at once.
 
     `widest`, `heaviest`: the outputs of the record that had most of them, and their bytes.
     """

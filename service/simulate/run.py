@@ -66,7 +66,7 @@ def simulate(
 
 
 def place_of(error: OperatorFailed, sub_topology: SubTopology) -> str:
-    """Where in the request it is that an operator failed: at a record, where one is known, else at the operator."""
+    """The pointer of an operator's failure into the request: to a record where one is known, else to the operator."""
     if error.offset is not None:
         return f"/records/{error.offset}"
     names = [node.name for node in sub_topology.nodes]

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from benchmarks.running import wait_until
-from service.catalog import jobs, overview
+from service.catalog import jobs, totals
 from tests.serving import Serving, serving
 
 LIMIT = 20_000
@@ -206,7 +206,7 @@ def test_readiness_says_what_is_broken_and_not_where_it_is(service: Serving, mon
     def away(*_: object, **__: object) -> None:
         raise OperationalError("select", {}, Exception("user 'shop' at db.internal"))
 
-    monkeypatch.setattr(overview, "live_instances", away)
+    monkeypatch.setattr(totals, "live_instances", away)
     monkeypatch.setattr(service.settings, "redis_url", "redis://shop@127.0.0.1:1/0")
     with capture_logs() as logs:
         parts = service.client(None).get("/readyz").json()["parts"]

@@ -16,8 +16,8 @@ from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.catalog.engine import Catalog
-from service.figures import Size
 from service.lookups import InRedis, Lookups, reader
+from service.metric_families import Size
 from service.notify import Hub
 from service.storage.view import TIMEOUT_S, Views
 from tests.serving import Serving, serving

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from service import coordinator
-from service.catalog import jobs, overview
+from service.catalog import jobs, totals
 from service.catalog.engine import Catalog
 from service.catalog.tables import new_id
 from service.protocol import WrittenSegment
@@ -182,7 +182,7 @@ def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog
 
     worker.commit(commit_of(first, counters=held(9, 5)), commit_of(second, counters=held(4, 7)))
     worker.commit(commit_of(replace(first, version=1), counters=held(2, 6)))
-    tasks = {task.task: task.counters for task in catalog.read(overview.task_figures)}
+    tasks = {task.task: task.counters for task in catalog.read(totals.task_totals)}
     assert tasks[first.name]["operators"]["s"] == {
         "emitted": 2,
         "buffer_records": {"count": 2, "sum": 11, "max": 9, "last": 2},
@@ -198,7 +198,7 @@ def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog
 
 def test_lag_is_told_by_task_and_by_job(catalog: Catalog, worker: SlotDouble) -> None:
     worker.commit(batch(catalog, worker.tasks()[1], worker.joined))
-    found = catalog.read(overview.figures)
+    found = catalog.read(totals.catalog_totals)
     assert {task.task: task.lag for task in found.tasks} == {"0_0": 10, "0_1": 0, "0_2": 10, "0_3": 10}
     assert found.lag == {"visits": 30}
 

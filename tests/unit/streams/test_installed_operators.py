@@ -24,7 +24,7 @@ from tests.property.test_suppress import parts_of
 
 REPORT = """
 import json, sys
-from service.figures import OPERATOR_FAMILIES
+from service.metric_families import OPERATOR_FAMILIES
 from service.simulate.request import SimulateRequest
 from service.simulate.run import simulate
 from service.streams.operators import AVAILABLE

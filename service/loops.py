@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from service import metrics
+from service import prometheus
 from service.streams.errors import StreamError
 
 EXPECTED = (SQLAlchemyError, OSError, StreamError)
@@ -37,11 +37,11 @@ class Loop:
         try:
             await run_in_threadpool(self.work)
         except EXPECTED as error:
-            metrics.LOOP_FAILURES.labels(self.name).inc()
+            prometheus.LOOP_FAILURES.labels(self.name).inc()
             structlog.get_logger().warning("round_failed", loop=self.name, error=str(error))
 
 
-class Rounds:
+class Loops:
     """The loops of one process, from `start` to `stop`."""
 
     def __init__(self, loops: list[Loop]) -> None:

@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus.
+"""Counters of the service and figures of the catalog, as Prometheus reads them.
 
 Knows names, labels and buckets. Refuses to know when something happens: those who do it count it here.
 """
@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.catalog.overview import Figures, OperatorStore, TaskFigures
-from service.figures import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task
+from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
+from service.metric_families import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task
 from service.streams.samples import TOTAL, Family, Samples
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
@@ -52,52 +52,52 @@ def _of_request(method: str, route: str, status: int) -> tuple[Counter, Histogra
     return REQUESTS.labels(method, route, status), REQUEST_SECONDS.labels(method, route)
 
 
-def exposition(figures: Figures, sizes: Mapping[tuple[str, int], Size]) -> bytes:
+def exposition(totals: CatalogTotals, sizes: Mapping[tuple[str, int], Size]) -> bytes:
     """This process's counts and the catalog's figures, as Prometheus reads them.
 
-    `sizes`: by store id and partition, of those that can be told.
+    `sizes`: by store id and partition, of those that are known.
     """
     catalog = CollectorRegistry()
-    catalog.register(_CatalogFigures(figures))
-    catalog.register(_TaskFigures(figures, sizes))
+    catalog.register(_CatalogCollector(totals))
+    catalog.register(_TaskCollector(totals, sizes))
     return generate_latest(REGISTRY) + generate_latest(catalog)
 
 
-class _CatalogFigures(Collector):
-    """Figures that every process of the service tells alike, for they are the catalog's."""
+class _CatalogCollector(Collector):
+    """Totals of the catalog: the same from every process of the service."""
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, totals: CatalogTotals) -> None:
+        self._totals = totals
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._figures
-        yield _family(GaugeMetricFamily("millrace_jobs", "Jobs by state", labels=["state"]), figures.jobs)
+        totals = self._totals
+        yield _family(GaugeMetricFamily("millrace_jobs", "Jobs by state", labels=["state"]), totals.jobs)
         yield _family(
-            GaugeMetricFamily("millrace_job_lag_records", "Records from positions to ends", labels=["job"]), figures.lag
+            GaugeMetricFamily("millrace_job_lag_records", "Records from positions to ends", labels=["job"]), totals.lag
         )
         yield _family(
-            CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), figures.rebalances
+            CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )
         yield _family(
             CounterMetricFamily("millrace_job_records_in", "Records taken in, committed", labels=["job"]),
-            figures.records_in,
+            totals.records_in,
         )
         yield _family(
             CounterMetricFamily("millrace_job_records_out", "Records given out, committed", labels=["job"]),
-            figures.records_out,
+            totals.records_out,
         )
-        yield GaugeMetricFamily("millrace_live_instances", "Instances with a lease", figures.live_instances)
-        yield GaugeMetricFamily("millrace_live_slots", "Slots with a lease", figures.live_slots)
+        yield GaugeMetricFamily("millrace_live_instances", "Instances with a lease", totals.live_instances)
+        yield GaugeMetricFamily("millrace_live_slots", "Slots with a lease", totals.live_slots)
 
 
-class _TaskFigures(Collector):
-    """What tasks and operators measured: the families of `service.figures`, by job, task and operator."""
+class _TaskCollector(Collector):
+    """Metrics of tasks and operators: the families of `service.metric_families`, by job, task and operator."""
 
-    def __init__(self, figures: Figures, sizes: Mapping[tuple[str, int], Size]) -> None:
-        self._tasks = figures.tasks
+    def __init__(self, totals: CatalogTotals, sizes: Mapping[tuple[str, int], Size]) -> None:
+        self._tasks = totals.tasks
         self._sizes = sizes
         self._stores: dict[tuple[str, int], list[OperatorStore]] = {}
-        for store in figures.stores:
+        for store in totals.stores:
             self._stores.setdefault((store.job, store.sub_topology), []).append(store)
 
     def collect(self) -> Iterator[Metric]:
@@ -129,7 +129,7 @@ class _TaskFigures(Collector):
 Labelled = tuple[dict[str, str], Samples]
 
 
-def _labels(task: TaskFigures, **more: str) -> dict[str, str]:
+def _labels(task: TaskTotals, **more: str) -> dict[str, str]:
     return {"job": task.job, "task": task.task, **more}
 
 

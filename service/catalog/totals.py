@@ -1,4 +1,4 @@
-"""What the catalog holds, in figures, for metrics and readiness.
+"""Totals of what the catalog holds, for metrics and readiness.
 
 It knows sums and counts; it refuses to know how they are named and shown.
 """
@@ -27,8 +27,8 @@ from service.catalog.tables import (
 )
 
 
-class TaskFigures(NamedTuple):
-    """A task by job and name: what its commits counted, and how many records it has not read yet."""
+class TaskTotals(NamedTuple):
+    """A task by job and name: the counters of its commits, and its lag in records."""
 
     job: str
     task: str
@@ -55,14 +55,14 @@ class OperatorStore(NamedTuple):
 
 
 @dataclass
-class Figures:
+class CatalogTotals:
     """Totals since each job was made. `jobs` by state, `rebalances` by job."""
 
     jobs: dict[str, int]
     rebalances: dict[str, int]
     live_instances: int
     live_slots: int
-    tasks: Sequence[TaskFigures]
+    tasks: Sequence[TaskTotals]
     stores: Sequence[OperatorStore]
 
     @cached_property
@@ -90,21 +90,21 @@ class Figures:
         return found
 
 
-def figures(s: Session) -> Figures:
+def catalog_totals(s: Session) -> CatalogTotals:
     """All of it, from one snapshot."""
-    return Figures(
+    return CatalogTotals(
         jobs=dict(s.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()),
         rebalances=dict(s.execute(_REBALANCES).all()),
         live_instances=live_instances(s),
         live_slots=s.scalars(
             select(func.count()).where(SlotRow.state == "live", SlotRow.lease_until_ms > now_ms(s))
         ).one(),
-        tasks=task_figures(s),
+        tasks=task_totals(s),
         stores=operator_stores(s),
     )
 
 
-def task_figures(s: Session, job_id: str | None = None) -> list[TaskFigures]:
+def task_totals(s: Session, job_id: str | None = None) -> list[TaskTotals]:
     """The tasks of one job or of all, in order."""
     query = (
         select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters, TaskRow.id)
@@ -113,7 +113,7 @@ def task_figures(s: Session, job_id: str | None = None) -> list[TaskFigures]:
     )
     lag_of = lags(s, job_id)
     rows = s.execute(query if job_id is None else query.where(JobRow.id == job_id))
-    return [TaskFigures(*row[:-1], lag=lag_of[row.id]) for row in rows]
+    return [TaskTotals(*row[:-1], lag=lag_of[row.id]) for row in rows]
 
 
 def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore]:
@@ -126,7 +126,7 @@ def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore
     return [OperatorStore(*row) for row in s.execute(query if job_id is None else query.where(JobRow.id == job_id))]
 
 
-def store_partitions(tasks: Iterable[TaskFigures], stores: Iterable[OperatorStore]) -> list[tuple[str, int]]:
+def store_partitions(tasks: Iterable[TaskTotals], stores: Iterable[OperatorStore]) -> list[tuple[str, int]]:
     """The id and partition of every task's stores."""
     partitions: dict[tuple[str, int], list[int]] = {}
     for task in tasks:
@@ -140,6 +140,6 @@ _REBALANCES = (
 
 
 def live_instances(s: Session) -> int:
-    """How many instances hold a lease."""
+    """The number of instances that hold a lease."""
     query = select(func.count()).where(InstanceRow.state == "live", InstanceRow.lease_until_ms > now_ms(s))
     return s.scalars(query).one()

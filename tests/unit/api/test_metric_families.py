@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service import metrics
-from service.catalog.overview import Figures, OperatorStore, TaskFigures
-from service.figures import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task, with_rates
+from service import prometheus
+from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
+from service.metric_families import (
+    ADVANCES,
+    DROPPED,
+    OPERATOR_FAMILIES,
+    TASK_FAMILIES,
+    Size,
+    of_operator,
+    of_task,
+    with_rates,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 SUPPRESS = OperatorStore("j", "final", 0, "s1", "key_value", "suppress")
@@ -85,9 +94,9 @@ def test_a_rate_is_the_total_by_the_seconds() -> None:
     assert with_rates({"x_total": 6, "y": 1}, 4.0) == {"x_total": 6, "x_rate": 1.5, "y": 1}
 
 
-def exposed(*tasks: TaskFigures) -> str:
-    figures = Figures({}, {}, 0, 0, tasks, [SESSIONS, SUPPRESS])
-    return metrics.exposition(figures, {("s1", 0): Size(1, 2), ("s2", 0): Size(3, 4)}).decode()
+def exposed(*tasks: TaskTotals) -> str:
+    figures = CatalogTotals({}, {}, 0, 0, tasks, [SESSIONS, SUPPRESS])
+    return prometheus.exposition(figures, {("s1", 0): Size(1, 2), ("s2", 0): Size(3, 4)}).decode()
 
 
 FULL = {
@@ -100,8 +109,7 @@ FULL = {
 
 def test_every_family_is_exposed_with_job_task_and_operator() -> None:
     found = {
-        family.name: family
-        for family in text_string_to_metric_families(exposed(TaskFigures("j", "0_0", 0, 0, FULL, 3)))
+        family.name: family for family in text_string_to_metric_families(exposed(TaskTotals("j", "0_0", 0, 0, FULL, 3)))
     }
     for family in (*OPERATOR_FAMILIES, *TASK_FAMILIES, DROPPED, ADVANCES):
         exposed_one = found["millrace_" + family.name]
@@ -113,7 +121,7 @@ def test_every_family_is_exposed_with_job_task_and_operator() -> None:
 
 
 def test_figures_of_tasks_stay_apart() -> None:
-    text = exposed(TaskFigures("j", "0_0", 0, 0, FULL, 3), TaskFigures("j", "0_1", 0, 1, {}, 0))
+    text = exposed(TaskTotals("j", "0_0", 0, 0, FULL, 3), TaskTotals("j", "0_1", 0, 1, {}, 0))
     assert 'millrace_task_lag_records{job="j",task="0_0"} 3.0' in text
     assert 'millrace_task_lag_records{job="j",task="0_1"} 0.0' in text
     assert 'millrace_suppression_buffer_count{job="j",operator="final",task="0_0"} 2.0' in text

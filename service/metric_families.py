@@ -1,4 +1,4 @@
-"""What tasks and their operators measured, under the names that people see in `/metrics` and `…/jobs/{job}/metrics`.
+"""Metrics of tasks and their operators, under the names of `/metrics` and `…/jobs/{job}/metrics`.
 
 It knows those of tasks and stores, and rates; operators declare theirs (`service.streams.samples`). It refuses to know
 where figures come from (`service.streams.measures`, the catalog, the stores) and how they are written out.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from service.catalog.overview import OperatorStore
+from service.catalog.totals import OperatorStore
 from service.streams.operators import SPECS, StatefulSpec
 from service.streams.samples import TOTAL, Family, Measure, Samples
 
 
 class Size(NamedTuple):
-    """How much a store, or one partition of it, holds."""
+    """The size of a store, or of one partition of it."""
 
     entries: int
     bytes: int
@@ -33,7 +33,7 @@ OPERATOR_FAMILIES = (
 )
 TASK_FAMILIES = (
     Family("task_lag_records", "gauge", "Records that the task has not read yet"),
-    Family("batch_seconds", "summary", "Seconds to run a batch through its operators and encode what came out"),
+    Family("batch_seconds", "summary", "Seconds to run a batch through its operators and encode its outputs"),
     Family("batch_seconds_max", "gauge", "Seconds that the slowest batch took"),
 )
 DROPPED = Family("dropped_records", "counter", "Records that operators did not let through, by reason")
@@ -43,7 +43,7 @@ ADVANCES = Family("task_advances", "counter", "Times that stream time was moved 
 def of_operator(
     store: OperatorStore, reading: Mapping[str, Any], dropped: Mapping[str, int], size: Size | None
 ) -> Samples:
-    """What an operator with state measured. What has no value yet is left out, but for counters and current values."""
+    """Samples of an operator with state. Those without a value are left out, but for counters and current values."""
     found: Samples = {}
     for measure in MEASURES.get(store.kind, ()):
         found |= measure.samples(reading, dropped, store.type)
@@ -53,7 +53,7 @@ def of_operator(
 
 
 def of_task(counters: Mapping[str, Any], lag: int) -> Samples:
-    """What a task, or a job with all of its tasks, counted beside its operators."""
+    """Samples of a task, or of a job with all of its tasks, beside those of operators."""
     found: Samples = {"task_lag_records": lag}
     if batches := counters.get("batch_us"):
         found["batch_seconds_count"] = batches["count"]
