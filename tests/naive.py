@@ -103,12 +103,12 @@ def run(operators: list[Record], records: Iterable[Record], *, drop_failing: boo
     """The outputs of a chain of operators, one after another, over all records."""
     flow = [{"window": None, **record} for record in records]
     for place, operator in enumerate(operators):
-        is_table, window = naive_suppress.upstream(operators, place)
+        is_table, is_final, window = naive_suppress.upstream(operators, place)
         if drop_failing:
             flow = [record for record in flow if _is_tombstone(is_table, record) or not _fails(operator, record)]
         if operator["op"] == "suppress":
             flow = naive_suppress.suppress(operator, flow, window)
-        elif operator["op"] in ("filter", "map_values") and is_table:
+        elif operator["op"] in ("filter", "map_values") and is_table and not is_final:
             flow = [_updated(operator, record) for record in flow]
         else:
             flow = _STEPS[operator["op"]](operator, flow)

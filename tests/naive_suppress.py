@@ -153,14 +153,16 @@ def distinct(operator: Record, records: Iterable[Record]) -> list[Record]:
     return [out for record in records for out in machine.feed(record)]
 
 
-def upstream(operators: list[Record], place: int) -> tuple[bool, Window | None]:
-    """Whether records at `operators[place]` are updates of a table, and the window that they carry."""
-    is_table, window = False, None
+def upstream(operators: list[Record], place: int) -> tuple[bool, bool, Window | None]:
+    """Whether records at `operators[place]` are updates of a table, whether each is final, and their window."""
+    is_table, is_final, window = False, False, None
     for operator in operators[:place]:
         if operator["op"] == "aggregate":
-            is_table, window = True, operator["window"]
+            is_table, is_final, window = True, operator.get("emit") == "on_window_close", operator["window"]
         elif operator["op"] == "distinct":
-            is_table, window = False, operator["window"]
+            is_table, is_final, window = False, False, operator["window"]
         elif operator["op"] == "select_key":
-            is_table, window = False, None
-    return is_table, window
+            is_table, is_final, window = False, False, None
+        elif operator.get("until") == "window_closes":
+            is_final = True
+    return is_table, is_final, window

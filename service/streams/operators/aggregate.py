@@ -92,7 +92,8 @@ class AggregateSpec(StatefulSpec):
 
     def downstream(self, upstream: Upstream) -> Upstream:
         """A table, with these windows."""
-        return Upstream(is_table=True, window=None if self.window is None else self.window.model_dump(mode="json"))
+        window = None if self.window is None else self.window.model_dump(mode="json")
+        return Upstream(is_table=True, window=window, is_final=self.emit == "on_window_close")
 
     def fan_out(self, timestamps: Int64s) -> FanOut:
         """An update for each window that a record is in."""

@@ -2,6 +2,7 @@
 
 It knows a condition; null counts as not true, as in SQL. A record that is let through is unchanged. Of a table's
 updates none may be missing: one that is not let through becomes a tombstone, and tombstones pass (as in KTable.filter).
+Behind final results nothing needs to be taken back: there it is left out.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ class Filter:
     """Runs a FilterSpec."""
 
     def __init__(self, spec: FilterSpec, name: str, on_error: OnError, upstream: Upstream = PLAIN) -> None:
-        self.name, self.on_error, self.is_table = name, on_error, upstream.is_table
+        self.name, self.on_error = name, on_error
+        self.takes_back = upstream.is_table and not upstream.is_final
         self.expressions = {"where": admitted(spec.where)}
 
     def process(self, rows: pa.RecordBatch) -> Step:
-        """Records where the condition is true, in order; of a table all, with null values where it is not."""
-        if self.is_table:
+        """Records where the condition is true, in order; of a table that updates all, with null values where not."""
+        if self.takes_back:
             return self._process_updates(rows)
         done = evaluate_for(self.name, self.expressions, rows, self.on_error)
         return Step(done.rows.filter(done.results.column("where")), dropped=done.dropped)

@@ -126,7 +126,9 @@ class SuppressSpec(StatefulSpec):
         return Suppress(self, name, upstream)
 
     def downstream(self, upstream: Upstream) -> Upstream:
-        """The same updates, later where there is a time limit."""
+        """The same updates, later where there is a time limit; the last of each window alone where it closes."""
+        if self.until == "window_closes":
+            return replace(upstream, is_final=True)
         return replace(upstream, is_delayed=True) if self.time_limit_ms else upstream
 
     def contradictions(self, upstream: Upstream) -> Iterator[Problem]:

@@ -14,12 +14,14 @@ from typing import Any, Final
 class Upstream:
     """`is_table`: records are updates, null values are tombstones. `window`: the specification of the window that
     they carry (JSON of contract.md), None where it is none or unknown. `is_delayed`: updates are held back, so they
-    may come when their window has closed.
+    may come when their window has closed. `is_final`: each key and window comes once at most, so nothing that went on
+    ever needs to be taken back.
     """
 
     is_table: bool = False
     window: Mapping[str, Any] | None = None
     is_delayed: bool = False
+    is_final: bool = False
 
     @property
     def window_type(self) -> str | None:

@@ -318,4 +318,4 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:
     if sink.where is None:
         return None
-    return Filter(FilterSpec(op="filter", where=sink.where), f"sink-{position}", on_error)
+    return Filter(FilterSpec(op="filter", where=sink.where), f"sink-{position}", on_error, sink.upstream)

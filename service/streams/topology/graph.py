@@ -36,13 +36,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A stream that results go to, the condition for it, and the place of the node whose results these are (None: the
-    records of the source).
+    """A stream that results go to, the condition for it, the place of the node whose results these are (None: the
+    records of the source), and what the operators up to there make of them.
     """
 
     stream: str
     where: str | None = None
     parent: int | None = None
+    upstream: Upstream = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,10 @@ def compile(  # noqa: A001 - it is what it does
     """
     if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
         raise InvalidSpec(found)
-    reaching = spec.upstreams()
+    *reaching, results = spec.upstreams()
     nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
-    sinks = [Sink(sink.stream, sink.where, len(nodes) - 1 if nodes else None) for sink in spec.sinks]
+    last = len(nodes) - 1 if nodes else None
+    sinks = [Sink(sink.stream, sink.where, last, results) for sink in spec.sinks]
     dropped = _dropped(spec.name) if spec.keep_dropped else None
     return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
 

@@ -151,11 +151,10 @@ class JobSpec(Spec):
         return [SinkSpec(stream=self.sink)] if isinstance(self.sink, str) else list(self.sink)
 
     def upstreams(self) -> list[Upstream]:
-        """For each operator what those before it make of the records that reach it."""
-        found, reaching = [], PLAIN
+        """For each operator, and then for the sinks, what those before it make of the records that reach it."""
+        found = [PLAIN]
         for operator in self.operators:
-            found.append(reaching)
-            reaching = operator.downstream(reaching)
+            found.append(operator.downstream(found[-1]))
         return found
 
 
@@ -169,7 +168,7 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
-    for i, (operator, upstream) in enumerate(zip(spec.operators, spec.upstreams(), strict=True)):
+    for i, (operator, upstream) in enumerate(zip(spec.operators, spec.upstreams(), strict=False)):
         for problem in operator.contradictions(upstream):
             yield Problem(f"/operators/{i}{problem.pointer}", problem.detail)
 

@@ -1,7 +1,9 @@
 """What follows an aggregate is a table of updates: one edge per test (semantics.md, After an aggregate)."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -177,11 +179,51 @@ def test_the_tombstones_of_a_session_pass_filter_and_map_values():
     ]
 
 
-def test_a_filter_after_suppress_says_which_finals_do_not_count():
-    assert ran([count(), final(), AT_LEAST_2], ("a", 1), ("b", 2), ("b", 3), ("t", 10)) == [
-        ("a", 0, None, 1),
-        ("b", 0, {"n": 2}, 3),
+@pytest.mark.parametrize("finals", [[count(), final()], [count(emit="on_window_close")]])
+def test_behind_final_results_a_filter_leaves_out_what_fails(finals):
+    """Each window comes once: there is nothing to take back."""
+    records = [("a", 1), ("b", 2), ("b", 3), ("t", 10)]
+    assert ran([*finals, AT_LEAST_2], *records) == [("b", 0, {"n": 2}, 3)]
+    assert ran([*finals, AS_TEXT, {"op": "filter", "where": "value->>'v' = 'v2'"}], *records) == [
+        ("b", 0, {"v": "v2"}, 3)
     ]
+
+
+def test_a_table_of_final_results_takes_back_what_a_filter_refuses():
+    again = {**count(None), "name": "again"}
+    assert ran([count(emit="on_window_close"), again, UNDER_2], ("a", 1), ("a", 11), ("t", 20)) == [
+        ("a", None, {"n": 1}, 1),
+        ("a", None, None, 11),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operators", "expected"),
+    [
+        ([count()], [("a", {"n": 1}), ("a", None), ("b", {"n": 1})]),
+        ([count(), AS_TEXT, {"op": "map_values", "select": {"n": "2"}}], [("a", None), ("a", None), ("b", None)]),
+        ([count(emit="on_window_close")], [("b", {"n": 1})]),
+        ([], [("a", {"n": 1}), ("b", {"n": 1})]),
+    ],
+    ids=["table", "mapped", "final", "plain"],
+)
+def test_the_where_of_a_sink_does_what_a_filter_does_there(operators, expected):
+    """On a table that updates whoever keeps its rows must learn that one is no more."""
+    where = "(value->>'n')::bigint < 2"
+    task = Task(job(operators, sink=[{"stream": "low", "where": where}, {"stream": "all"}]))
+    records = [("a", 1, {"n": 1}), ("a", 2, {"n": 2}), ("b", 11, {"n": 1})]
+    records += [("t", 20, {"n": 5})] if operators and operators[0].get("emit") else []
+    result = task.run(batch_of([record(*each) for each in records]))
+    assert [(r["key"], r["value"]) for r in shown(result.outputs[0][1])] == expected
+
+
+def test_the_alert_of_kip_328_fires_for_windows_with_too_little_in_them_alone():
+    page = (Path(__file__).parents[3] / "docs" / "operators.md").read_text()
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    (alerts,) = [block for block in blocks if "operators" in block]
+    few = [("few", 1), ("few", 119_999)]
+    healthy = [("healthy", t) for t in (1, 2, 3, 4)]
+    assert ran(alerts["operators"], *few, *healthy, ("later", 500_000)) == [("few", 0, {"n": 2}, 119_999)]
 
 
 def test_select_key_makes_it_a_plain_stream_without_a_window():
@@ -223,7 +265,7 @@ def test_the_contract_s_example_job():
     spill = final(buffer={"max_bytes": 50, "when_full": "spill_to_disk"})
     at_least_3 = {"op": "filter", "where": "(value->>'n')::bigint >= 3"}
     records = [("u1", t, {"amount": 1.5}) for t in (1, 2, 3)] + [("u2", 4, {"amount": 2}), ("u3", 100, {"amount": 2})]
-    expected = [("u1", 1, {"n": 3, "spent": 4.5}, 3), ("u2", 4, None, 4)]
+    expected = [("u1", 1, {"n": 3, "spent": 4.5}, 3)]
     assert ran([visits, spill, at_least_3], *records) == expected
 
 
