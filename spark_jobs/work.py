@@ -36,6 +36,7 @@ from service.protocol import (
 )
 from service.storage.segments import EncodedSegment, Storage, encode_segment, part_of
 from service.streams import clock
+from service.streams.errors import OperatorFailed, SuppressionFull
 from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread, batch_of
 from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
@@ -183,10 +184,11 @@ class TaskRunner:
     def run(self, batch: Batch, states: States) -> Outcome:
         """Run the operators over a batch, against the state as of its first record.
 
-        Where it is too much at once it is the beginning of the batch. Raises OperatorFailed with the record.
+        Where it is too much at once it is the beginning of the batch; where a record fails, those before it. Raises
+        OperatorFailed with the record where it is the first one.
         """
         started_s = time.perf_counter()
-        result = self.chain.run(batch, states)
+        result = self._run_up_to_failure(batch, states)
         moves = [
             Move(number, start.offset, position.offset, position.frontier)
             for number, (start, position) in enumerate(zip(batch.starts, batch.positions(result.taken), strict=True))
@@ -194,6 +196,20 @@ class TaskRunner:
         ]
         outcome = self._outcome(result, started_s, positions=moves)
         return replace(outcome, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
+
+    def _run_up_to_failure(self, batch: Batch, states: States) -> ChainResult:
+        """A failing record holds back nothing that came before it: its own batch begins with it."""
+        while True:
+            try:
+                return self.chain.run(batch, states)
+            except SuppressionFull:
+                raise  # the figures are those of the batch that was too much, and it stays uncommitted
+            except OperatorFailed as error:
+                ordinals = batch.rows.column("ordinal").to_numpy()
+                before = 0 if error.ordinal is None else int(np.searchsorted(ordinals, error.ordinal))
+                if not before:
+                    raise
+                batch = replace(batch, rows=batch.rows.slice(0, before))
 
     def go_on(self, states: States) -> Outcome:
         """A part of what operators have still to give of what they were given before. Raises OperatorFailed."""

@@ -81,6 +81,7 @@ def test_a_poisoned_record_fails_its_job_alone_and_can_be_skipped(running: Runni
     failed = in_state(running, "strict", "failed")
     assert (failed["error"]["partition"], failed["error"]["offset"]) == (0, 5)
     assert failed["error"]["operator"] == "positive"
+    assert len(contents(running, "a", 1)[0]) == 5  # those before it
     assert caught_up(running, "lenient")["state"] == "running"
     (kept,) = all_records(running, "lenient-dropped", 0)
     assert (kept["value"], kept["headers"]["millrace-reason"]) == ({"n": "many"}, "expression_failed")

@@ -355,6 +355,7 @@ def test_a_poisoned_record_fails_its_job_with_partition_and_offset_and_may_be_sk
     error = world.state()["error"]
     assert (error["code"], error["operator"], error["stream"]) == ("expression_failed", "positive", "clicks")
     assert (error["partition"], error["offset"], error["task"]) == (1, 1, "0_1")
+    assert world.all_out() == [1]  # what came before it is not held back
     assert slot.turn() is False
     world.call("POST", "/v1/jobs/job:skip", json={"partition": 1, "offset": 1})
     world.call("POST", "/v1/jobs/job:restart")

@@ -13,7 +13,7 @@ import pytest
 from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import clock, inputs
-from service.streams.errors import ExpressionFailed, SegmentDamaged
+from service.streams.errors import ExpressionFailed, SegmentDamaged, SuppressionFull
 from service.streams.inputs import Batch, Input, Part, Position, Unread
 from service.streams.partitioner import murmur2
 from service.streams.records import OFFSET_FIELD, Chunk, Published, as_records
@@ -313,8 +313,39 @@ def test_a_commit_names_epoch_version_and_a_fresh_id() -> None:
 def test_a_poisoned_record_is_named_by_its_source_offset() -> None:
     bad = [{"op": "filter", "where": "(value->>'n')::bigint > 0"}]
     with pytest.raises(ExpressionFailed) as failed:
-        run(batch(record("a", value={"n": 1}), record("b", value={"n": "x"})), operators=bad)
+        run(batch(record("a", value={"n": 1}), record("b", value={"n": "x"})).rest(1), operators=bad)
     assert failed.value.offset == 11
+
+
+NEEDS_N = [ONCE, {"op": "filter", "name": "positive", "where": "(value->>'n')::bigint > 0"}]
+
+
+def test_the_records_before_a_poisoned_one_are_committed_and_its_own_batch_begins_with_it() -> None:
+    good = [record(key, at, {"n": 1}) for at, key in enumerate("abc")]
+    poisoned = batch(*good, record("d", 3, {"n": "x"}), record("e", 4, {"n": 1}), record("f", 5, {"n": "y"}))
+    outcome, _ = run(poisoned, NEEDS_N)
+    assert pieces(outcome, "out-id") == {0: ["a", "b", "c"]}
+    assert outcome.commit.positions == [Move(0, 10, 13, 2)]
+    assert (outcome.commit.counters["records_in"], outcome.cut_after) == (3, 3)
+    alone, _ = run(batch(*good), NEEDS_N)
+    assert [part.to_pylist() for _, _, part in written(outcome)] == [part.to_pylist() for _, _, part in written(alone)]
+    with pytest.raises(ExpressionFailed) as failed:
+        run(poisoned.rest(3), NEEDS_N)
+    assert failed.value.offset == 13
+
+
+def test_of_several_operators_the_first_record_that_fails_is_the_one_that_ends_the_batch() -> None:
+    late = {"op": "filter", "name": "late", "where": "(value->>'m')::bigint > 0"}
+    rows = [record("a", 0, {"n": 1, "m": 1}), record("b", 1, {"n": 1, "m": "x"}), record("c", 2, {"n": "x"})]
+    outcome, _ = run(batch(*rows), [NEEDS_N[1], late])
+    assert pieces(outcome, "out-id") == {0: ["a"]}
+
+
+def test_a_full_buffer_leaves_its_batch_uncommitted() -> None:
+    full = {"op": "suppress", "name": "s", "until": "time_limit", "time_limit_ms": 1000}
+    full["buffer"] = {"max_records": 2, "when_full": "shut_down"}
+    with pytest.raises(SuppressionFull):
+        run(batch(*(record(key) for key in "abc")), [full])
 
 
 def test_the_cut_into_batches_changes_nothing() -> None:
