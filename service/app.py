@@ -37,6 +37,7 @@ from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.loops import Loop, Loops
 from service.notify import Hub
 from service.settings import Settings
+from service.simulate.processes import Simulations
 from service.storage.in_place import ReplicasInPlace
 from service.storage.segments import Storage, open_storage
 from service.storage.view import Views
@@ -55,7 +56,7 @@ class State(TypedDict):
     keys: KeyRing
     loops: Loops
     lookups: Lookups
-    simulations: asyncio.Semaphore
+    simulations: Simulations
 
 
 class Service(FastAPI):
@@ -96,6 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
             await loading
             state["hub"].close()
             await state["loops"].stop()
+            await state["simulations"].close()
             await state["lookups"].reader.close()
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
@@ -148,7 +150,7 @@ def _open(settings: Settings) -> State:
         keys=keys,
         loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
-        simulations=asyncio.Semaphore(jobs.SIMULATIONS_AT_ONCE),
+        simulations=Simulations(),
     )
 
 

@@ -7,7 +7,7 @@ why an error happened: its message is the detail.
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import structlog
@@ -193,10 +193,29 @@ def _with_place(detail: str, items: Sequence[Mapping[str, str]]) -> str:
     return f"{items[0]['pointer'] or 'the body'}: {detail}"
 
 
-async def _stream_error(request: Request, error: StreamError) -> Response:
+class Refusal(NamedTuple):
+    """An error as it is answered, whichever request met it; `more` become extension members."""
+
+    status: int
+    code: str
+    detail: str
+    items: Sequence[Mapping[str, str]] = ()
+    headers: Mapping[str, str] | None = None
+    more: Mapping[str, Any] = {}
+
+    def answer(self, request: Request) -> Response:
+        """The problem."""
+        return problem(
+            request, self.status, self.code, self.detail, items=self.items, headers=self.headers, **self.more
+        )
+
+
+def refusal_of(error: StreamError | ProblemError) -> Refusal:
+    """How an error is answered."""
+    if isinstance(error, ProblemError):
+        detail = _with_place(error.detail, error.errors)
+        return Refusal(error.status_code, error.code, detail, error.errors, error.headers)
     status = status_of(error)
-    if status >= 500 and not isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
-        structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
     items = [{"pointer": item.pointer, "detail": item.detail} for item in error.errors]
     more: dict[str, Any] = {}
     headers: dict[str, str] = {}
@@ -210,12 +229,17 @@ async def _stream_error(request: Request, error: StreamError) -> Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if status == 503:
         headers["Retry-After"] = "1"
-    return problem(request, status, error.code, str(error), items=items, headers=headers, **more)
+    return Refusal(status, error.code, str(error), items, headers, more)
+
+
+async def _stream_error(request: Request, error: StreamError) -> Response:
+    if status_of(error) >= 500 and not isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
+        structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
+    return refusal_of(error).answer(request)
 
 
 async def _refusal(request: Request, error: ProblemError) -> Response:
-    detail = _with_place(error.detail, error.errors)
-    return problem(request, error.status_code, error.code, detail, items=error.errors, headers=error.headers)
+    return refusal_of(error).answer(request)
 
 
 async def _invalid_request(request: Request, error: RequestValidationError) -> Response:

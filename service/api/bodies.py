@@ -42,7 +42,11 @@ register_url_convertor("name", _NameConvertor())
 
 async def read_json(request: Request) -> Any:
     """The body as JSON; 415 unless it says so, 400 when it is not."""
-    body = await json_bytes(request)
+    return as_json(await json_bytes(request))
+
+
+def as_json(body: bytes) -> Any:
+    """A document; 400 when it is none."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -51,7 +55,11 @@ async def read_json(request: Request) -> Any:
 
 async def read_model(request: Request, model: type[Model]) -> Model:
     """The body as one of the API's models; 422 with a pointer for each fault."""
-    document = await read_json(request)
+    return as_model(await read_json(request), model)
+
+
+def as_model(document: Any, model: type[Model]) -> Model:
+    """A document as one of the API's models; 422 with a pointer for each fault."""
     try:
         return model.model_validate(document)
     except ValidationError as error:

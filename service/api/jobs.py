@@ -4,14 +4,10 @@ Knows the shapes of requests and answers. Refuses to know states and their order
 a specification means (`service.streams.topology`).
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -20,15 +16,25 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from service import coordinator
-from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json, read_model, tagged
+from service.api.bodies import (
+    UNCHANGED,
+    accepts,
+    answer,
+    expected_etag,
+    json_bytes,
+    page,
+    read_json,
+    read_model,
+    tagged,
+)
 from service.api.document import takes
 from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page, short_page
-from service.auth import Admin, Reader, Writer
+from service.auth import MAY, Admin, Reader, Writer
 from service.catalog import job_creation, job_states, jobs, segments, start_positions, streams
 from service.catalog.engine import progress_topic
 from service.catalog.tables import JobRow, JobTransitionRow
-from service.problems import ProblemError, declared
-from service.simulate import SimulateRequest, simulate, written_values
+from service.problems import ProblemError, Refusal, declared
+from service.simulate import SimulateRequest
 from service.storage.segments import offsets_of, part_of
 from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.operators.fields import JOB_NAME
@@ -42,8 +48,7 @@ from service.streams.topology.spec import JobSpec
 router = APIRouter(tags=["jobs"])
 
 ENDED = frozenset({job_states.FAILED, job_states.STOPPED})  # nothing more comes
-SIMULATIONS_AT_ONCE = 2  # each may take some hundred MB and a processor
-SIMULATION_WAIT_S = 10.0
+SMALL_SIMULATION_BYTES = 256 << 10  # what a reader may ask for
 LOOK_AGAIN_S = 1.0  # at least this often while waiting, should a wake-up of another process be lost
 EXAMPLE = {
     "name": "unique_clicks",
@@ -179,33 +184,19 @@ async def validate_job(request: Request, _: Reader) -> Response:
         },
     ),
 )
-async def simulate_job(request: Request, _: Reader) -> Response:
+async def simulate_job(request: Request, caller: Reader) -> Response:
     """Run operators over the records of the request: no Spark, nothing kept.
 
-    At most 100,000 records; an answer has at most 100,000 outputs, dropped records and entries of stores, of 64 MiB,
-    and is made within 30 s. What passes that is refused while it runs. Two simulations run at once; others wait 10 s
-    for their turn, then they are refused (429).
+    At most 100,000 records; more than 256 KiB need the role writer. An answer has at most 100,000 outputs, dropped
+    records and entries of stores, of 64 MiB, and is made within 30 s and 1 GiB of memory. What passes that is refused
+    while it runs. Two simulations run at once; others wait 10 s for their turn, then they are told to come back (429).
     """
-    body = await request.body()  # before its turn: who sends slowly keeps nobody waiting
-    async with _turn_to_simulate(request):
-        wanted = await read_model(request, SimulateRequest)
-        written = written_values(body)
-        return await run_in_threadpool(lambda: answer(simulate(wanted, orjson.Fragment, written)))
-
-
-@asynccontextmanager
-async def _turn_to_simulate(request: Request) -> AsyncIterator[None]:
-    turns: asyncio.Semaphore = request.state.simulations
-    try:
-        async with asyncio.timeout(SIMULATION_WAIT_S):
-            await turns.acquire()
-    except TimeoutError as error:
-        detail = f"{SIMULATIONS_AT_ONCE} simulations are running: try again"
-        raise ProblemError(429, "simulations_busy", detail, headers={"Retry-After": "5"}) from error
-    try:
-        yield
-    finally:
-        turns.release()
+    body = await json_bytes(request)
+    if len(body) > SMALL_SIMULATION_BYTES and caller.role not in MAY["writer"]:
+        detail = f"a simulation of more than {SMALL_SIMULATION_BYTES} bytes needs the role writer"
+        raise ProblemError(403, "forbidden", f"{detail}; the key has the role {caller.role}")
+    found = await request.state.simulations.run(body)
+    return found.answer(request) if isinstance(found, Refusal) else Response(found, media_type="application/json")
 
 
 @router.post(

@@ -1,16 +1,13 @@
 """Jobs over HTTP, on SQLite and on Postgres: submitted, looked at, moved from state to state, deleted."""
 
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from service.api import jobs
 from tests.serving import Serving, serving
 
 ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 600_000}
@@ -377,29 +374,3 @@ def test_a_simulation_that_gives_too_much_is_refused_with_a_pointer(refusing: ht
     assert (answer.status_code, answer.json()["code"]) == (422, "simulation_too_large")
     assert [item["pointer"] for item in answer.json()["errors"]] == ["/records"]
     assert "100000" in answer.json()["detail"]
-
-
-def test_few_simulations_run_at_once_and_the_others_are_told_to_come_back(
-    refusing: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started, may_end = threading.Semaphore(0), threading.Event()
-
-    def slowly(*_: Any) -> dict[str, Any]:
-        started.release()
-        may_end.wait(30)
-        return {}
-
-    monkeypatch.setattr(jobs, "simulate", slowly)
-    monkeypatch.setattr(jobs, "SIMULATION_WAIT_S", 0.05)
-    with ThreadPoolExecutor(jobs.SIMULATIONS_AT_ONCE) as pool:
-        running = [
-            pool.submit(refusing.post, "/v1/jobs:simulate", json={"job": {}}) for _ in range(jobs.SIMULATIONS_AT_ONCE)
-        ]
-        for _ in running:
-            assert started.acquire(timeout=10)
-        refused = refusing.post("/v1/jobs:simulate", json={"job": {}})
-        may_end.set()
-        assert (refused.status_code, refused.json()["code"]) == (429, "simulations_busy")
-        assert int(refused.headers["Retry-After"]) > 0
-        assert [each.result().status_code for each in running] == [200, 200]
-    assert refusing.post("/v1/jobs:simulate", json={"job": {}}).status_code == 200

@@ -1,0 +1,97 @@
+"""One simulation in a process of its own: the bytes of a request to the bytes of an answer, within the kernel's limits.
+
+It knows how much memory, processor and disk a simulation may take, and how its end looks where it takes more. It
+refuses to know who asked, and who made this process (`forkserver`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+import orjson
+import structlog
+
+from service.api.bodies import as_json, as_model
+from service.problems import ProblemError, Refusal, refusal_of
+from service.simulate.request import SimulateRequest, written_values
+from service.simulate.run import simulate
+from service.streams.errors import SimulationTooLarge, StreamError
+
+HEAD: Final = struct.Struct("<Q")  # before the request: its length; before the answer: that of its head
+_PATIENCE_S: Final = 30.0  # for the request, which is whole before it is sent here
+_NICE: Final = 5  # ingest and lookups go first
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the kernel ends a simulation at. `memory_bytes` is beside what its parent has loaded."""
+
+    memory_bytes: int = 1 << 30
+    cpu_s: int = 30
+    file_bytes: int = 512 << 20
+
+    def impose(self) -> None:
+        """Bind this process and its threads."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (self.cpu_s, self.cpu_s + 1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
+        # Not RLIMIT_AS: a replica maps 64 GiB of a file that is nearly empty. This counts private memory alone.
+        limit = _private_bytes() + self.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # replicas are four each
+        signal.setitimer(signal.ITIMER_REAL, 2 * self.cpu_s)
+        os.nice(_NICE)
+
+    @property
+    def passed(self) -> str:
+        """Why a simulation that gave no answer has ended."""
+        memory, disk = self.memory_bytes >> 20, self.file_bytes >> 20
+        return f"it took more than {memory} MiB of memory, {self.cpu_s} s of a processor or {disk} MiB of disk"
+
+
+def serve(connection: socket.socket, folder: Path, limits: Limits) -> None:
+    """Answer the one request of a connection; `folder` is for what it keeps meanwhile."""
+    limits.impose()
+    tempfile.tempdir = str(folder)
+    connection.settimeout(_PATIENCE_S)
+    with connection, connection.makefile("rb") as incoming:
+        (length,) = HEAD.unpack(incoming.read(HEAD.size))
+        head, body = outcome(incoming.read(length), limits)
+        packed = json.dumps(head).encode()
+        connection.sendall(HEAD.pack(len(packed)) + packed)
+        connection.sendall(body)
+
+
+def outcome(request: bytes, limits: Limits) -> tuple[dict[str, Any], bytes]:
+    """The answer's head (`length`, or a Refusal's members) and body."""
+    try:
+        found = simulate(as_model(as_json(request), SimulateRequest), orjson.Fragment, written_values(request))
+        body = orjson.dumps(found)
+    except (StreamError, ProblemError) as error:
+        return refusal_of(error)._asdict(), b""
+    except (MemoryError, lmdb.Error, OSError) as error:
+        structlog.get_logger().warning("simulation_ended", error=str(error))
+        return refusal_of(SimulationTooLarge(limits.passed))._asdict(), b""
+    except Exception:  # noqa: BLE001  the border of one simulation
+        structlog.get_logger().exception("simulation_failed")
+        return Refusal(500, "internal_error", "the simulation failed; why is in the log")._asdict(), b""
+    return {"length": len(body)}, body
+
+
+def _private_bytes() -> int:
+    """The private memory that this process has: what RLIMIT_DATA counts."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return 1024 * int(line.split()[1])
+    raise OSError("the kernel does not say how much memory this process has")
