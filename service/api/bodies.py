@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 import mimeparse
 import msgspec
 import orjson
-from pydantic import BaseModel, ValidationError
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.problems import ProblemError, items_of, refused
+from service.documents import Model, as_json, as_model
+from service.problems import ProblemError, refused
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
-Model = TypeVar("Model", bound=BaseModel)
 Struct = TypeVar("Struct")
 
 
@@ -45,26 +44,9 @@ async def read_json(request: Request) -> Any:
     return as_json(await json_bytes(request))
 
 
-def as_json(body: bytes) -> Any:
-    """A document; 400 when it is none."""
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ProblemError(400, "malformed_json", f"the body is not JSON: {error}") from error
-
-
 async def read_model(request: Request, model: type[Model]) -> Model:
     """The body as one of the API's models; 422 with a pointer for each fault."""
     return as_model(await read_json(request), model)
-
-
-def as_model(document: Any, model: type[Model]) -> Model:
-    """A document as one of the API's models; 422 with a pointer for each fault."""
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        items = items_of(error)
-        raise ProblemError(422, "invalid_request", items[0]["detail"], items) from error
 
 
 async def read_struct(request: Request, decoder: "msgspec.json.Decoder[Struct]") -> Struct:

@@ -21,7 +21,7 @@ import lmdb
 import orjson
 import structlog
 
-from service.api.bodies import as_json, as_model
+from service.documents import as_json, as_model
 from service.problems import ProblemError, Refusal, refusal_of
 from service.simulate.request import SimulateRequest, written_values
 from service.simulate.run import simulate
