@@ -45,6 +45,7 @@ from service.protocol import (
     Verdicts,
 )
 from service.storage.segments import path_of
+from service.streams.errors import UnknownPartition
 
 router = APIRouter(tags=["instances"])
 
@@ -236,7 +237,7 @@ def find_chunks(
     from_offset: Annotated[int, Query(alias="from", ge=0, lt=2**63)],
     max_records: Annotated[int, Query(ge=1, lt=2**63)] = 500_000,
 ) -> Response:
-    """Find the chunks that hold the records of a partition from an offset on."""
+    """Find the chunks that hold the records of a partition, of a stream of the slot's job, from an offset on."""
     which = (stream_id, partition, from_offset, max_records)
     return _answer(request.state.catalog.read(_find_chunks, instance, slot, *which))
 
@@ -295,9 +296,12 @@ def _commit(catalog: Catalog, instance: str, slot: str, commits: list[TaskCommit
     return verdicts
 
 
-def _find_chunks(s: Session, instance: str, slot: str, *which: Any) -> ChunkRange:
-    coordinator.require_own(s, slot, instance)
-    return segments.chunks_from(s, *which)
+def _find_chunks(s: Session, instance: str, slot: str, stream_id: str, partition: int, *which: int) -> ChunkRange:
+    """Of a stream that is none of the job's nobody hears whether it exists."""
+    job_id = coordinator.require_slot(s, slot, instance_id=instance).job_id
+    if not jobs.has_stream(s, job_id, stream_id):
+        raise UnknownPartition(f"{stream_id}/{partition}")
+    return segments.chunks_from(s, stream_id, partition, *which)
 
 
 def _register(s: Session, instance: str, slot: str, paths: dict[str, str]) -> None:

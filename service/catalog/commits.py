@@ -3,9 +3,9 @@
 It knows epochs, versions, positions and offsets; it refuses to know what an operator does and when a lease ends.
 
 A commit is accepted when the slot holds the task under the epoch and version that the catalog holds, its positions
-begin where the stored ones are, and its segments are pending. Each commit of a request is judged alone, before
-anything of it is written. Repeating the id of a task's last commit gets the first answer; a writer asks again
-before it commits anything else, so nothing older can be asked for.
+begin where the stored ones are, its segments are pending ones of this slot, and their chunks are for logs of the task.
+Each commit of a request is judged alone, before anything of it is written. Repeating the id of a task's last commit
+gets the first answer; a writer asks again before it commits anything else, so nothing older can be asked for.
 
 Locks are taken in the order of the catalog: tasks by id, segments by id, partitions by (stream, partition).
 """
@@ -21,12 +21,13 @@ from sqlalchemy.orm import Session
 from service.catalog import idle_and_flush
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
+from service.catalog.outputs import Outputs
 from service.catalog.replicas import active_of, note_commit
-from service.catalog.segments import PENDING, PUBLISHED, Appender, lock_segments
+from service.catalog.segments import PENDING, Appender, lock_segments
 from service.catalog.tables import JobRow, ReplicaRow, TaskRow
 from service.protocol import Move, TaskCommit, Verdict, WrittenSegment
 from service.streams import measures
-from service.streams.records import Published
+from service.streams.records import ChunkMeta, Published
 
 
 def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> list[Verdict]:
@@ -51,14 +52,29 @@ class _Committing:
         self._inputs = inputs_of_tasks(s, self._tasks)
         segments = [segment for commit in commits for segment in commit.segments]
         self._segments = lock_segments(s, {segment.id for segment in segments}) if segments else {}
-        partitions = {(chunk.stream_id, chunk.partition) for segment in segments for chunk in segment.chunks}
-        self._log = Appender(s, partitions | self._read_by_idle())
+        self._published: set[str] = set()
+        self._outputs = Outputs(s, (task.job_id for task in self._tasks.values())) if segments else None
+        self._log = Appender(s, self._written() | self._read_by_idle())
 
     def run(self) -> list[Verdict]:
         verdicts = [self._judge(commit) for commit in self._commits]
         self._s.flush()
         self._log.write()
         return verdicts
+
+    def _written(self) -> set[tuple[str, int]]:
+        """Where the commits append, each to logs of its own task: no others are locked."""
+        return {
+            (chunk.stream_id, chunk.partition)
+            for commit in self._commits
+            if (task := self._tasks.get(commit.task)) is not None
+            for segment in commit.segments
+            for chunk in segment.chunks
+            if self._may_write(task, chunk)
+        }
+
+    def _may_write(self, task: TaskRow, chunk: ChunkMeta) -> bool:
+        return self._outputs is not None and self._outputs.may_write(task, chunk.stream_id, chunk.partition)
 
     def _read_by_idle(self) -> set[tuple[str, int]]:
         """The sources of jobs that close on idle input: locked, so that what is idle stays so until we are done."""
@@ -92,7 +108,7 @@ class _Committing:
             at = inputs[move.input] if move.input < len(inputs) else None
             if at is None or at.position != move.start or not at.position <= move.end <= at.end:
                 return "wrong_position"
-        return self._objection_to_advance(task, commit) or self._objection_to_segments(commit.segments)
+        return self._objection_to_advance(task, commit) or self._objection_to_segments(task, commit.segments)
 
     def _objection_to_advance(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """A batch moves by records or advances, never both; and what allowed an advance must still be so."""
@@ -104,23 +120,34 @@ class _Committing:
             return None if idle_and_flush.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
         return None if idle_and_flush.is_flush_due(task.flush_at, self._inputs[task.id]) else "not_to_flush"
 
-    def _objection_to_segments(self, segments: Sequence[WrittenSegment]) -> str | None:
+    def _objection_to_segments(self, task: TaskRow, segments: Sequence[WrittenSegment]) -> str | None:
         if len({segment.id for segment in segments}) < len(segments):
             return "segment_twice"
         for segment in segments:
-            if self._segments.get(segment.id) != PENDING:
-                return "segment_not_pending"
-            if any(chunk.records < 1 for chunk in segment.chunks):
-                return "empty_chunk"
-            if self._log.missing(segment.chunks) is not None:
-                return "unknown_partition"
+            objection = self._objection_to_name(segment.id) or self._objection_to_chunks(task, segment.chunks)
+            if objection is not None:
+                return objection
         return None
+
+    def _objection_to_name(self, segment_id: str) -> str | None:
+        """Names are for who registered them: the file of another's name is another's."""
+        known = self._segments.get(segment_id)
+        if known is None or known.state != PENDING or segment_id in self._published:
+            return "segment_not_pending"
+        return None if known.writer == self._slot_id else "foreign_segment"
+
+    def _objection_to_chunks(self, task: TaskRow, chunks: Sequence[ChunkMeta]) -> str | None:
+        if any(chunk.records < 1 for chunk in chunks):
+            return "empty_chunk"
+        if not all(self._may_write(task, chunk) for chunk in chunks):
+            return "foreign_stream"
+        return None if self._log.missing(chunks) is None else "unknown_partition"
 
     def _accept(self, task: TaskRow, active: ReplicaRow, commit: TaskCommit) -> Verdict:
         published: list[Published] = []
         for segment in commit.segments:
             published += self._log.append(segment.id, segment.bytes, segment.chunks)
-            self._segments[segment.id] = PUBLISHED
+            self._published.add(segment.id)
         if commit.positions:
             self._move(task, commit.positions)
         if commit.advance is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.inputs import TaskInput, inputs_of_job, lags
@@ -154,6 +154,12 @@ def transitions_of(
 def stores_of(s: Session, job_id: str) -> list[StoreRow]:
     """The stores of a job, by name."""
     return list(s.scalars(select(StoreRow).where(StoreRow.job_id == job_id).order_by(StoreRow.name)))
+
+
+def has_stream(s: Session, job_id: str, stream_id: str) -> bool:
+    """Whether a job reads, writes or keeps the stream."""
+    related = exists().where(JobStreamRow.job_id == job_id, JobStreamRow.stream_id == stream_id)
+    return bool(s.scalar(select(related)))
 
 
 def streams_of(s: Session, job_id: str, role: str | None = None) -> list[StreamRow]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_, update
@@ -77,11 +77,11 @@ def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMe
 
     Publishing one that is published gets the first answer. Raises SegmentNotPending, UnknownPartition.
     """
-    state = lock_segments(s, [segment_id]).get(segment_id)
-    if state == PUBLISHED:
+    known = lock_segments(s, [segment_id]).get(segment_id)
+    if known is not None and known.state == PUBLISHED:
         return _published_before(s, segment_id)
-    if state != PENDING:
-        raise SegmentNotPending(segment_id, state)
+    if known is None or known.state != PENDING:
+        raise SegmentNotPending(segment_id, None if known is None else known.state)
     log = Appender(s, {(chunk.stream_id, chunk.partition) for chunk in chunks})
     missing = log.missing(chunks)
     if missing is not None:
@@ -91,12 +91,18 @@ def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMe
     return published
 
 
-def lock_segments(s: Session, segment_ids: Collection[str]) -> dict[str, str]:
-    """Lock segments in the order of their ids; id → state of those that are registered."""
-    query = (
-        select(SegmentRow.id, SegmentRow.state).where(SegmentRow.id.in_(sorted(segment_ids))).order_by(SegmentRow.id)
-    )
-    return {row.id: row.state for row in s.execute(query.with_for_update(key_share=True))}
+class Registered(NamedTuple):
+    """A locked segment: its state, and who registered its name."""
+
+    state: str
+    writer: str
+
+
+def lock_segments(s: Session, segment_ids: Collection[str]) -> dict[str, Registered]:
+    """Lock segments in the order of their ids; by id, those that are registered."""
+    query = select(SegmentRow.id, SegmentRow.state, SegmentRow.writer).order_by(SegmentRow.id)
+    rows = s.execute(query.where(SegmentRow.id.in_(sorted(segment_ids))).with_for_update(key_share=True))
+    return {segment_id: Registered(state, writer) for segment_id, state, writer in rows}
 
 
 class Appender:

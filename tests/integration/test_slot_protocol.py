@@ -1,5 +1,6 @@
 """The protocol of instances and slots over HTTP, on SQLite and on Postgres: join, poll, commit, leave, be fenced."""
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import astuple
 
+from service.catalog import streams
 from service.storage.segments import encode_segment, open_storage
 from service.streams.records import RECORD_SCHEMA, Chunk
 from tests.serving import Serving, serving
@@ -311,6 +313,40 @@ def test_chunks_are_found_from_any_offset(member: Member) -> None:
     assert (found["start"], found["end"], msgspec.convert(found["chunks"][0], Chunk).records) == (0, 5, 5)
     assert member.http.get(path, params={**query, "partition": 9}).status_code == 404
     assert member.http.get(path, params={**query, "from": -1}).status_code == 422
+
+
+def test_chunks_are_those_of_the_slots_job(member: Member) -> None:
+    member.admin.post("/v1/streams", json={"name": "secret", "partitions": 1}).raise_for_status()
+    member.admin.post("/v1/streams/secret/records", json={"records": [{"value": 1}]}).raise_for_status()
+    foreign = member.service.catalog.read(streams.get_stream, "secret").id
+    path = f"/v1/instances/{member.instance}/slots/{member.slot}/chunks"
+    for stream_id in (foreign, "0" * 32):
+        answer = member.http.get(path, params={"stream_id": stream_id, "partition": 0, "from": 0})
+        assert (answer.status_code, answer.json()["code"]) == (404, "unknown_partition")
+    own = {"stream_id": member.joined.json()["streams"]["clicks"]["id"], "partition": 0, "from": 0}
+    assert member.http.get(path, params=own).status_code == 200
+    nobody = member.http.get(path.replace(member.slot, "nobody"), params=own)
+    assert (nobody.status_code, nobody.json()["code"]) == (410, "instance_gone")
+
+
+def test_an_instances_key_publishes_into_no_stream_but_its_jobs_outputs(member: Member) -> None:
+    member.admin.post("/v1/streams", json={"name": "payments", "partitions": 1}).raise_for_status()
+    member.post_records(2)
+    [task] = member.poll([])["tasks"]
+    commit = member.commit_of(task)
+    for name in ("payments", "clicks"):
+        bad = copy.deepcopy(commit)
+        swap(bad, 0, member.service.catalog.read(streams.get_stream, name).id)
+        assert member.commit(bad)[0]["reason"] == "foreign_stream"
+    assert member.admin.get("/v1/streams/payments").json()["partitions"][0]["end_offset"] == 0
+    assert member.admin.get("/v1/streams/clicks").json()["partitions"][0]["end_offset"] == 2
+    own_slot = member.slot
+    member.slot = uuid4().hex
+    member.join_slot(member.slot, index=1).raise_for_status()
+    others = member.commit_of(task)
+    member.slot = own_slot
+    assert member.commit({**commit, "segments": others["segments"]})[0]["reason"] == "foreign_segment"
+    assert member.commit(commit)[0]["status"] == "accepted"
 
 
 @pytest.mark.parametrize(

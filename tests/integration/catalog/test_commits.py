@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from service import coordinator
-from service.catalog import jobs, totals
+from service.catalog import jobs, streams, totals
 from service.catalog.engine import Catalog
 from service.catalog.tables import new_id
 from service.protocol import WrittenSegment
@@ -109,7 +109,7 @@ def test_an_input_of_another_task_is_a_wrong_position(catalog: Catalog, worker: 
 def test_a_commit_needs_a_pending_segment(catalog: Catalog, worker: SlotDouble) -> None:
     task = worker.tasks()[0]
     changelog = worker.joined.stores["visits-once"].changelog
-    used = register(catalog)
+    used = register(catalog, worker.id)
     chunks = [chunk(changelog, 0, 1)]
     assert worker.commit(commit_of(task, segment=used, chunks=chunks))[0].status == "accepted"
     for segment in (used, new_id()):
@@ -120,7 +120,7 @@ def test_a_commit_needs_a_pending_segment(catalog: Catalog, worker: SlotDouble) 
 
 def test_two_commits_can_not_publish_one_segment(catalog: Catalog, worker: SlotDouble) -> None:
     one, two, *_ = worker.tasks()
-    segment = register(catalog)
+    segment = register(catalog, worker.id)
     commits = [
         commit_of(task, segment=segment, chunks=[chunk(worker.joined.stores["visits-once"].changelog, i, 1)])
         for i, task in enumerate((one, two))
@@ -133,9 +133,46 @@ def test_a_chunk_must_fit_a_partition(
     catalog: Catalog, worker: SlotDouble, partition: int, records: int, reason: str
 ) -> None:
     task = worker.tasks()[0]
-    chunks = [chunk(worker.joined.stores["visits-once"].changelog, partition, records)]
-    (verdict,) = worker.commit(commit_of(task, segment=register(catalog), chunks=chunks))
+    chunks = [chunk(worker.joined.streams["visits-out"].id, partition, records)]
+    (verdict,) = worker.commit(commit_of(task, segment=register(catalog, worker.id), chunks=chunks))
     assert verdict.reason == reason
+
+
+def test_a_sink_is_written_on_any_partition_and_what_the_job_keeps_on_the_tasks_own(catalog: Catalog) -> None:
+    clicks = make_stream(catalog)
+    worker = slot(catalog, join(catalog), make_job(catalog, keep_dropped=True))
+    post(catalog, clicks, {1: 10})
+    task = worker.tasks()[1]
+    own = [worker.joined.streams[name].id for name in ("visits-once-changelog", "visits-dropped")]
+    for kept in own:
+        foreign = commit_of(task, segment=register(catalog, worker.id), chunks=[chunk(kept, 0, 1)])
+        assert worker.commit(foreign)[0].reason == "foreign_stream"
+    chunks = [chunk(worker.joined.streams["visits-out"].id, 3, 1), *(chunk(kept, 1, 1) for kept in own)]
+    (verdict,) = worker.commit(commit_of(task, segment=register(catalog, worker.id), chunks=chunks))
+    assert verdict.status == "accepted"
+    assert ends(catalog, "visits-out") == [0, 0, 0, 1]
+    assert ends(catalog, "visits-dropped") == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["clicks", "payments", "other-out", "other-once-changelog"])
+def test_a_commit_writes_no_stream_but_its_jobs_outputs(catalog: Catalog, worker: SlotDouble, name: str) -> None:
+    make_stream(catalog, "payments")
+    make_job(catalog, "other")
+    before = ends(catalog, name)
+    foreign = catalog.read(streams.get_stream, name).id
+    good, *_ = [batch(catalog, task, worker.joined) for task in worker.tasks()]
+    [segment] = good.segments
+    bad = replace(good, segments=[replace(segment, chunks=[*segment.chunks, chunk(foreign, 0, 1)])])
+    assert worker.commit(bad)[0].reason == "foreign_stream"
+    assert (ends(catalog, name), ends(catalog, "visits-out")) == (before, [0, 0, 0, 0])
+    assert worker.commit(good)[0].status == "accepted"
+
+
+def test_a_segment_is_committed_by_who_registered_it(catalog: Catalog, worker: SlotDouble) -> None:
+    task, changelog = worker.tasks()[0], worker.joined.stores["visits-once"].changelog
+    commit = commit_of(task, segment=register(catalog, "another"), chunks=[chunk(changelog, 0, 1)])
+    assert worker.commit(commit)[0].reason == "foreign_segment"
+    assert ends(catalog, "visits-once-changelog") == [0, 0, 0, 0]
 
 
 def test_an_unknown_task_is_refused(worker: SlotDouble) -> None:
@@ -249,6 +286,7 @@ def test_a_commit_of_several_tasks_takes_as_many_statements_as_of_one(catalog: C
         "SELECT replicas",
         "SELECT task_inputs",
         "SELECT segments",
+        "SELECT job_streams",
         "SELECT partitions",
         "UPDATE tasks",
         "UPDATE segments",
@@ -257,16 +295,40 @@ def test_a_commit_of_several_tasks_takes_as_many_statements_as_of_one(catalog: C
     ]
 
 
+def test_a_commit_without_segments_and_one_of_nothing_take_fewer(catalog: Catalog, worker: SlotDouble) -> None:
+    task, *_ = worker.tasks()
+    worker.commit(commit_of(task))
+    with statements(catalog) as of_position:
+        worker.commit(commit_of(replace(task, version=1), moves=[(0, 0, 10)]))
+    with statements(catalog) as of_lease:
+        worker.commit()
+    assert of_position == ["SELECT slots", "SELECT tasks", "SELECT replicas", "SELECT task_inputs", "UPDATE tasks"]
+    assert of_lease[0] == "SELECT slots"
+    assert set(of_lease) <= set(of_position)
+
+
+def test_a_poll_takes_three_statements_and_one_or_two_a_task_with_work(catalog: Catalog, worker: SlotDouble) -> None:
+    worker.run()
+    worker.poll()
+    with statements(catalog) as idle:
+        worker.poll()
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 1, 2: 1})
+    with statements(catalog) as busy:
+        worker.poll()
+    assert idle == ["SELECT slots", "SELECT task_inputs", "SELECT tasks"]
+    assert busy == [*idle, *["SELECT partitions", "SELECT segments"] * 2]
+
+
 def test_several_segments_of_a_commit_are_published_in_their_order(catalog: Catalog, worker: SlotDouble) -> None:
     changelog, task = worker.joined.stores["visits-once"].changelog, worker.tasks()[0]
-    written = [WrittenSegment(register(catalog), 10, [chunk(changelog, 0, n)]) for n in (2, 3)]
+    written = [WrittenSegment(register(catalog, worker.id), 10, [chunk(changelog, 0, n)]) for n in (2, 3)]
     (verdict,) = worker.commit(replace(commit_of(task), segments=written))
     assert [(at.first_offset, at.end_offset) for at in verdict.published] == [(0, 2), (2, 5)]
 
 
 def test_the_same_segment_or_input_twice_in_a_commit_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
     changelog, task = worker.joined.stores["visits-once"].changelog, worker.tasks()[0]
-    written = WrittenSegment(register(catalog), 10, [chunk(changelog, 0, 2)])
+    written = WrittenSegment(register(catalog, worker.id), 10, [chunk(changelog, 0, 2)])
     commits = [replace(commit_of(task), segments=[written, written]), commit_of(task, moves=[(0, 0, 5), (0, 0, 10)])]
     assert [verdict.reason for verdict in worker.commit(*commits)] == ["segment_twice", "wrong_position"]
     assert positions(catalog) == [0, 0, 0, 0]

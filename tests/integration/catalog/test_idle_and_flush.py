@@ -108,7 +108,7 @@ def test_an_idle_close_publishes_results_and_leaves_positions_where_they_are(
     sink = next(at.id for name, at in worker.joined.streams.items() if name == "visits-out")
     before = catalog.read(jobs.positions, job.id)
     commit = advanced(
-        told(worker, "0_0"), 7_000, segment=register(catalog), chunks=[chunk(sink, 0, 2)], stream_time=7_000
+        told(worker, "0_0"), 7_000, segment=register(catalog, worker.id), chunks=[chunk(sink, 0, 2)], stream_time=7_000
     )
     (verdict,) = worker.commit(commit)
     assert [at.first_offset for at in verdict.published] == [3]

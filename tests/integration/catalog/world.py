@@ -127,7 +127,7 @@ def batch(catalog: Catalog, task: AssignedTask, joined: JoinedSlot) -> TaskCommi
     return commit_of(
         task,
         moves=[(work.input, work.start, work.end)],
-        segment=register(catalog),
+        segment=register(catalog, joined.slot),
         chunks=[chunk(sink, task.partition, records), chunk(changelog, task.partition, records)],
         counters={"records_in": records, "records_out": records},
     )
@@ -169,18 +169,22 @@ def owners(catalog: Catalog, job: JobRow) -> dict[str, str | None]:
 
 @contextmanager
 def statements(catalog: Catalog) -> Iterator[list[str]]:
-    """The statements on tables that writes of the catalog send meanwhile: the verb and the first table."""
+    """The statements on tables that the catalog sends meanwhile: the verb and the first table."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if found := STATEMENT.match(statement):
             seen.append(found[0])
 
-    event.listen(catalog._writer, "before_cursor_execute", note)
+    # on Postgres readers are a view of the writer's engine, and hear what it hears
+    engines = {engine.pool: engine for engine in (catalog._reader, catalog._writer)}.values()
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
     try:
         yield seen
     finally:
-        event.remove(catalog._writer, "before_cursor_execute", note)
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", note)
 
 
 # ---------------------------------------------------------------- what only time does
