@@ -6,7 +6,6 @@ One Postgres server serves a whole run; each test gets a database of its own, a 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -57,11 +56,11 @@ def migrated_postgres(postgres_server: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file to copy."""
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The content of a migrated SQLite file: each test writes it to a file of its own."""
     path = tmp_path_factory.mktemp("catalog") / "migrated.db"
     upgrade(f"sqlite:///{path}")
-    return path
+    return path.read_bytes()
 
 
 @pytest.fixture(params=DATABASES)
@@ -82,7 +81,7 @@ def database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     """The URL of a migrated, empty catalog of the kind that the parameter of `request` names; `folder` is for files."""
     if request.param == "sqlite":
         path = folder / "catalog.db"
-        shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
+        path.write_bytes(request.getfixturevalue("migrated_sqlite"))
         yield f"sqlite:///{path}"
         return
     server: str = request.getfixturevalue("postgres_server")

@@ -33,8 +33,8 @@ READS = [
 ]
 
 
-def test_every_read_answers_what_is_declared(tmp_path: Path, migrated_sqlite: Path) -> None:
-    (tmp_path / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+def test_every_read_answers_what_is_declared(tmp_path: Path, migrated_sqlite: bytes) -> None:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as running:
         member = Member(running)
         member.post_records(3)
@@ -57,8 +57,8 @@ def test_every_read_answers_what_is_declared(tmp_path: Path, migrated_sqlite: Pa
 
 
 @pytest.mark.parametrize("verb", ["pause", "stop"])
-def test_every_verb_answers_the_job(tmp_path: Path, migrated_sqlite: Path, verb: str) -> None:
-    (tmp_path / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+def test_every_verb_answers_the_job(tmp_path: Path, migrated_sqlite: bytes, verb: str) -> None:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as running:
         member = Member(running)
         answer = member.admin.post(f"/v1/jobs/copy:{verb}")

@@ -55,9 +55,9 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("auth")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db", key_cache_ms=50) as running:
         yield running
 
@@ -164,8 +164,8 @@ def test_revoking_a_key_that_is_not_there_is_404(service: Serving) -> None:
     assert answer.json()["code"] == "unknown_key"
 
 
-def test_without_authentication_everybody_on_loopback_is_an_admin(tmp_path: Path, migrated_sqlite: Path) -> None:
-    (tmp_path / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+def test_without_authentication_everybody_on_loopback_is_an_admin(tmp_path: Path, migrated_sqlite: bytes) -> None:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", auth="off") as running:
         answer = httpx.get(f"{running.url}/v1/tokens")
         assert answer.status_code == 200
@@ -173,10 +173,9 @@ def test_without_authentication_everybody_on_loopback_is_an_admin(tmp_path: Path
 
 
 def test_of_too_many_keys_the_least_recently_used_is_forgotten(
-    migrated_sqlite: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "CACHED_KEYS", 2)
-    catalog = Catalog(f"sqlite:///{migrated_sqlite}")
     names = ("first", "second", "third")
     secrets = [catalog.write(keys.create_key, name=name, role="reader")[1] for name in names]
 
@@ -187,4 +186,3 @@ def test_of_too_many_keys_the_least_recently_used_is_forgotten(
         return [caller.name for secret in secrets if (caller := ring.at_hand(secret)) is not None]
 
     assert asyncio.run(shown()) == ["first", "third"]
-    catalog.close()

@@ -5,7 +5,6 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,9 +19,9 @@ LIMIT = 20_000
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("border")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     limits = {"max_json_bytes": LIMIT, "max_body_bytes": 2 * LIMIT}
     with serving(folder, f"sqlite:///{folder}/catalog.db", **limits) as running:
         running.client().post("/v1/streams", json={"name": "s", "partitions": 1}).raise_for_status()

@@ -39,18 +39,16 @@ def test_a_catalog_of_another_version_is_not_touched(empty_database_url: str, co
     assert run(*command, url=empty_database_url, code=1).endswith("run `millrace migrate`\n")
 
 
-def test_a_key_is_made_listed_and_revoked(database_url: str) -> None:
+def test_a_key_is_made_listed_and_revoked(database_url: str, catalog: Catalog) -> None:
     secret = run("token", "create", "--role", "writer", "--name", "shop", url=database_url).strip()
     listed = run("token", "list", url=database_url)
     assert "writer" in listed
     assert "shop" in listed
     assert secret not in listed
-    catalog = Catalog(database_url)
     assert catalog.read(keys.find_key, keys.digest(secret)) is not None
     run("token", "revoke", listed.split()[0], url=database_url)
     assert catalog.read(keys.find_key, keys.digest(secret)) is None
     assert "revoked" in run("token", "list", url=database_url)
-    catalog.close()
 
 
 def test_what_is_not_there_is_one_line(database_url: str) -> None:

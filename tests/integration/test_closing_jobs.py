@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,9 +91,9 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("closing")
-    shutil.copy(migrated_sqlite, folder / "catalog.db")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db") as service, instance(service, folder / "replicas"):
         yield World(service)
 

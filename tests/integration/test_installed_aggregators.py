@@ -6,7 +6,6 @@ docs/aggregators.md.
 from __future__ import annotations
 
 import importlib
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -51,8 +50,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def world(site: Path, tmp_path: Path, migrated_sqlite: Path) -> Iterator[World]:
-    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+def world(site: Path, tmp_path: Path, migrated_sqlite: bytes) -> Iterator[World]:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=3000) as service, ExitStack() as opened:
         yield World(service, tmp_path, opened)
 

@@ -41,10 +41,10 @@ def api(service: Serving) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def untouched(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     """A service whose job nobody manages to change."""
     folder = tmp_path_factory.mktemp("changes")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db", max_json_bytes=20_000) as running:
         _prepare(running)
         yield running

@@ -27,10 +27,10 @@ def api(service: Serving) -> httpx.Client:
 
 
 @pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[httpx.Client]:
+def refusing(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[httpx.Client]:
     """A service for tests that leave nothing behind: what they send is refused, or kept nowhere."""
     folder = tmp_path_factory.mktemp("jobs")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db", max_json_bytes=20_000) as running:
         running.client().post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
         yield running.client("writer")

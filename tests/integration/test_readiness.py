@@ -17,9 +17,9 @@ Serve = Callable[..., Serving]
 
 
 @pytest.fixture
-def serve(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, migrated_sqlite: bytes) -> Iterator[Serve]:
     """Starts a service with the settings of a test."""
-    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with ExitStack() as opened:
         yield lambda **settings: opened.enter_context(serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", **settings))
 

@@ -6,7 +6,6 @@ The finer points of each operator are in `tests/unit/streams`; here is what a pe
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,9 @@ INTERNAL = ["visits-agg-changelog", "visits-dropped"]
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("refusals")
-    shutil.copy(migrated_sqlite, folder / "catalog.db")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db") as running:
         yield running
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,8 +75,8 @@ class World:
 
 
 @contextmanager
-def world_on(folder: Path, migrated_sqlite: Path, redis_url: str) -> Iterator[World]:
-    shutil.copy(migrated_sqlite, folder / "catalog.db")
+def world_on(folder: Path, migrated_sqlite: bytes, redis_url: str) -> Iterator[World]:
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     database = f"sqlite:///{folder}/catalog.db"
     with serving(folder, database, redis_url=redis_url, lease_ms=3000) as service, ExitStack() as opened:
         world, is_over = World(service, folder, opened), threading.Event()
@@ -91,7 +90,7 @@ def world_on(folder: Path, migrated_sqlite: Path, redis_url: str) -> Iterator[Wo
 
 
 @pytest.fixture
-def world(tmp_path: Path, migrated_sqlite: Path, redis_server: str) -> Iterator[World]:
+def world(tmp_path: Path, migrated_sqlite: bytes, redis_server: str) -> Iterator[World]:
     with world_on(tmp_path, migrated_sqlite, redis_server) as made:
         yield made
 
@@ -193,7 +192,7 @@ def test_another_owner_goes_on_where_the_view_stands(world: World) -> None:
     turn_until(second, lambda: world.counted() == {"a": 2, "b": 1})
 
 
-def test_without_redis_tasks_run_and_lookups_say_so_until_it_is_back(tmp_path: Path, migrated_sqlite: Path) -> None:
+def test_without_redis_tasks_run_and_lookups_say_so_until_it_is_back(tmp_path: Path, migrated_sqlite: bytes) -> None:
     port = services.free_port()
     with world_on(tmp_path, migrated_sqlite, f"redis://127.0.0.1:{port}/0") as world:
         slot = world.slot()

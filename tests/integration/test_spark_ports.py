@@ -20,7 +20,7 @@ from benchmarks.running import Running
 from tests.attached import Attached, are_gone, standalone
 from tests.driving import deduplicate, in_state, make_stream
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 # Types of messages and of block messages: org.apache.spark.network.protocol.Message, BlockTransferMessage.
 RPC_REQUEST, OPEN_BLOCKS = 3, 0

@@ -87,8 +87,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, migrated_sqlite: Path) -> Iterator[World]:
-    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+def world(tmp_path: Path, migrated_sqlite: bytes) -> Iterator[World]:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=10_000) as service, ExitStack() as opened:
         yield World(service, tmp_path, opened)
 

@@ -37,8 +37,8 @@ JUMP = [{"key": "z", "value": {}, "timestamp": 1000}, {"key": "z", "value": {}, 
 
 
 @pytest.fixture
-def world(tmp_path: Path, migrated_sqlite: Path) -> Iterator[World]:
-    shutil.copy(migrated_sqlite, tmp_path / "catalog.db")
+def world(tmp_path: Path, migrated_sqlite: bytes) -> Iterator[World]:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=60_000) as service, ExitStack() as opened:
         world = World(service, tmp_path, opened)
         world.call("POST", "/v1/streams", json={"name": "one", "partitions": 1})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,11 +68,11 @@ class World:
 
 @pytest.fixture(scope="module", params=["lmdb", pytest.param("redis", marks=pytest.mark.services)])
 def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes
 ) -> Iterator[World]:
     """What all tests here look into: nobody takes away what others rely on."""
     folder = tmp_path_factory.mktemp(f"stores-{request.param}")
-    shutil.copy(migrated_sqlite, folder / "catalog.db")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     redis_url = request.getfixturevalue("redis_server") if request.param == "redis" else None
     with serving(folder, f"sqlite:///{folder}/catalog.db", redis_url=redis_url) as service:
         made = World(service, folder)

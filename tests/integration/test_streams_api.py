@@ -19,9 +19,9 @@ NAMES = (f"stream-{n}" for n in count())
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("streams")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     with serving(folder, f"sqlite:///{folder}/catalog.db", max_json_bytes=10_000) as running:
         yield running
 

@@ -33,9 +33,9 @@ NAMES = (f"records-{n}" for n in count())
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("records")
-    (folder / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
     url = f"sqlite:///{folder}/catalog.db"
     with serving(folder, url, max_body_bytes=MAX_BODY_BYTES, ingest_buffer_bytes=2 * MAX_BODY_BYTES) as running:
         yield running
@@ -401,8 +401,8 @@ def test_below_the_start_is_410_with_the_start_offset(service: Serving, writer: 
     assert [record["offset"] for record in read(writer, path)] == [3, 4, 5]
 
 
-def test_a_page_is_bounded_in_bytes(service: Serving, tmp_path: Path, migrated_sqlite: Path) -> None:
-    (tmp_path / "catalog.db").write_bytes(migrated_sqlite.read_bytes())
+def test_a_page_is_bounded_in_bytes(service: Serving, tmp_path: Path, migrated_sqlite: bytes) -> None:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
     with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as running:
         writer = running.client("writer")
         path = make(writer, partitions=1)
