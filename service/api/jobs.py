@@ -189,7 +189,7 @@ async def simulate_job(request: Request, caller: Reader) -> Response:
 
     At most 100,000 records; more than 256 KiB need the role writer. An answer has at most 100,000 outputs, dropped
     records and entries of stores, of 64 MiB, and is made within 30 s and 1 GiB of memory. What passes that is refused
-    while it runs. Two simulations run at once; others wait 10 s for their turn, then they are told to come back (429).
+    while it runs. Two simulations run at once; others wait 10 s for their turn, then they are refused (429).
     """
     body = await json_bytes(request)
     if len(body) > SMALL_SIMULATION_BYTES and caller.role not in MAY["writer"]:

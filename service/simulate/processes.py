@@ -141,7 +141,9 @@ async def _ask(connection: socket.socket, request: bytes) -> bytes | Refusal | N
         await loop.sock_sendall(connection, request)
         (head_bytes,) = HEAD.unpack(await _received(connection, HEAD.size))
         head = json.loads(await _received(connection, head_bytes))
-        return await _received(connection, head["length"]) if "length" in head else Refusal(**head)
+        answer = await _received(connection, head["length"]) if "length" in head else Refusal(**head)
+        await loop.sock_recv(connection, 1)  # its end: the process is gone, and what it kept
+        return answer
     return None
 
 
