@@ -1,6 +1,6 @@
 """Aggregators over HTTP: the functions that `aggregate` has, and those that are installed here. Listed, never sent.
 
-Knows the shape of the list. Refuses to know how one is found or run (`service.streams.operators.aggregators`).
+Knows the shape of the list. Refuses to know how one is found or run (`…operators.installed_aggregators`).
 """
 
 from importlib.metadata import version
@@ -14,8 +14,8 @@ from service.api.bodies import answer
 from service.api.models import Cursor, Limit, Page, short_page
 from service.auth import Reader
 from service.problems import declared
-from service.streams.operators.aggregators import Installed, described
 from service.streams.operators.functions import FUNCTIONS
+from service.streams.operators.installed_aggregators import Installed, described
 
 router = APIRouter(tags=["jobs"])
 

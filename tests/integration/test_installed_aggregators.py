@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from service.streams.operators import aggregators
+from service.streams.operators import installed_aggregators
 from service.streams.topology.graph import form_of
 from tests.installing import install, install_example
 from tests.integration.test_spark_slot import World, turn_until
@@ -38,13 +38,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of packages that this process, which is service and worker here, can import."""
     folder = tmp_path / "site"
     folder.mkdir()
-    install_example(folder, "aggregators.md", aggregators.GROUP)
+    install_example(folder, "aggregators.md", installed_aggregators.GROUP)
     broken = {"broken": "broken_ones:Broken", "gone": "broken_ones:Gone"}
-    install(folder, "broken-ones", "0.2", BROKEN, aggregators.GROUP, broken)
+    install(folder, "broken-ones", "0.2", BROKEN, installed_aggregators.GROUP, broken)
     monkeypatch.syspath_prepend(str(folder))
-    aggregators.aggregator_named.cache_clear()
+    installed_aggregators.aggregator_named.cache_clear()
     yield folder
-    aggregators.aggregator_named.cache_clear()
+    installed_aggregators.aggregator_named.cache_clear()
     for module in ("shop_aggregators", "broken_ones"):
         sys.modules.pop(module, None)
 
@@ -149,7 +149,7 @@ def test_an_aggregator_that_raises_fails_the_job_and_names_operator_and_offset(w
 def uninstall(site: Path) -> None:
     sys.path.remove(str(site))
     importlib.invalidate_caches()
-    aggregators.aggregator_named.cache_clear()
+    installed_aggregators.aggregator_named.cache_clear()
 
 
 def test_what_it_stored_is_shown_where_it_is_not_installed(site: Path, tmp_path: Path) -> None:

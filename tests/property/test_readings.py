@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.streams.layouts import reserved, store_keys
 from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
-from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import reading
 from service.streams.stores.reading import Page, Place, Query, read, read_page
@@ -26,7 +26,7 @@ SESSIONS = {"type": "session", "gap_ms": GAP_MS, "retention_ms": KEPT_MS - GAP_M
 COUNT = {"n": {"fn": "count"}}
 NODE = job([{"op": "aggregate", "name": "s", "window": SESSIONS, "aggregates": COUNT}]).sub_topologies[0].nodes[0]
 FORM = form_of(NODE)
-CODEC = Aggregates("s", {"n": FunctionSpec(fn="count")}, has_stamps=False).codec
+CODEC = FunctionColumns("s", {"n": FunctionSpec(fn="count")}, has_stamps=False).codec
 
 
 class One(NamedTuple):

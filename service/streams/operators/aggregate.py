@@ -19,20 +19,20 @@ from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.reserved import stream_time
-from service.streams.operators.aggregate_values import AggregateValues
-from service.streams.operators.aggregates import Aggregates, State, taken
-from service.streams.operators.aggregators import aggregator_named, has_merger
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import FanOut, Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64, problem
+from service.streams.operators.function_columns import FunctionColumns, State, taken
 from service.streams.operators.functions import Events, FunctionSpec
 from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s
+from service.streams.operators.installed_aggregators import aggregator_named, has_merger
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
 from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
 from service.streams.operators.map_values import FieldName
 from service.streams.operators.step import Evaluated, OnError, Rest, Step, TooMany, evaluate_for
+from service.streams.operators.stored_results import StoredResults
 from service.streams.operators.upstream import Upstream
 from service.streams.operators.windows import (
     HoppingWindow,
@@ -118,7 +118,7 @@ class AggregateSpec(StatefulSpec):
         # Not checked again: who looks need not have a custom aggregator installed.
         specs = {field: FunctionSpec.model_construct(**each) for field, each in spec["aggregates"].items()}
         window = spec.get("window")
-        values = AggregateValues(name, specs, has_stamps=window is None or window["type"] != "session")
+        values = StoredResults(name, specs, has_stamps=window is None or window["type"] != "session")
         return Form((Table(values),)) if window is None else form_of_windows(window, store.interval_ms, values)
 
     @field_validator("aggregates")
@@ -148,7 +148,7 @@ class Aggregate:
         self.is_end_inclusive = isinstance(spec.window, SessionWindow | SlidingWindow)
         self.delay_ms = 0 if spec.window is None else closing_delay_ms(spec.window)
         self.takes_null_values = spec.window is not None and not isinstance(spec.window, SlidingWindow)
-        self.aggregates = Aggregates(name, spec.aggregates, has_stamps=not self.is_session)
+        self.aggregates = FunctionColumns(name, spec.aggregates, has_stamps=not self.is_session)
         self.gatherer = _gatherer(spec, self.aggregates)
         self.index_lag_ms = 0 if spec.window is None else index_lag_ms(spec.window)
         self.at_once = MOST_AT_ONCE
@@ -410,7 +410,7 @@ def _crowd(timestamps: Int64s, difference_ms: int) -> int:
     return int((ends - np.arange(len(times))).max(initial=0))
 
 
-def _gatherer(spec: AggregateSpec, aggregates: Aggregates) -> Gatherer:
+def _gatherer(spec: AggregateSpec, aggregates: FunctionColumns) -> Gatherer:
     is_final = spec.emit == "on_window_close"
     match spec.window:
         case None:

@@ -25,13 +25,13 @@ from service.streams.errors import AggregateFailed, AggregateTooLarge, Aggregato
 from service.streams.kernels import fold
 from service.streams.layouts.entries import Column
 from service.streams.operators import json_form
-from service.streams.operators.aggregators import (
+from service.streams.operators.fields import ExpressionText, Spec, admitted, kind_name, problem
+from service.streams.operators.installed_aggregators import (
     Aggregator,
     NotAnAggregator,
     aggregator_named,
     installed,
 )
-from service.streams.operators.fields import ExpressionText, Spec, admitted, kind_name, problem
 from service.streams.operators.step import TooMany
 
 MAX_AGGREGATE_BYTES: Final = 1 << 20

@@ -24,7 +24,7 @@ import pyarrow as pa
 from service.streams.kernels import sessions as kernel
 from service.streams.layouts import store_keys
 from service.streams.layouts.entries import NO_END, NO_TIME, Column, Sessions
-from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
     NO_SLOTS,
     Changes,
@@ -53,7 +53,7 @@ _NOT_THERE: Final = b""
 class IntoSessions:
     """One group per key and session."""
 
-    def __init__(self, aggregates: Aggregates, window: SessionWindow, *, is_final: bool) -> None:
+    def __init__(self, aggregates: FunctionColumns, window: SessionWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final, self._window = aggregates, is_final, window
         self._gap, self._delay = window.gap_ms, closing_delay_ms(window)
 
@@ -266,7 +266,7 @@ class _Run:
         )
         self.dropped = dropped[:lost]
 
-    def new_columns(self, aggregates: Aggregates) -> list[Column]:
+    def new_columns(self, aggregates: FunctionColumns) -> list[Column]:
         """The columns of the slots that were not there before."""
         return aggregates.codec.zeros(len(self.keys) - self.were)
 
@@ -302,7 +302,7 @@ class _Settled:
 class _Writer:
     """Writes the sessions of a batch where they belong."""
 
-    aggregates: Aggregates
+    aggregates: FunctionColumns
     keys: Keys
     stored: _Stored
     run: _Run

@@ -14,8 +14,8 @@ import pyarrow as pa
 from service.streams.kernels import sliding as kernel
 from service.streams.layouts import store_keys
 from service.streams.layouts.entries import Column
-from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.fields import MAX_INT64
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
     NO_SLOTS,
     Changes,
@@ -40,7 +40,7 @@ from service.streams.records import StateReader
 class IntoSlidingWindows:
     """One group per key and window."""
 
-    def __init__(self, aggregates: Aggregates, window: SlidingWindow, *, is_final: bool) -> None:
+    def __init__(self, aggregates: FunctionColumns, window: SlidingWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final = aggregates, is_final
         self._difference, self._grace = window.time_difference_ms, window.grace_ms
 
@@ -150,7 +150,7 @@ class _Stored:
     ids: Int64s
     starts: Int64s
     columns: list[Column]
-    aggregates: Aggregates
+    aggregates: FunctionColumns
 
     @property
     def stamps(self) -> Int64s:
@@ -229,7 +229,7 @@ class _Run:
 class _Windows:
     """Writes an entry per window that changed; `due`: index keys that are done with, None where there is no index."""
 
-    aggregates: Aggregates
+    aggregates: FunctionColumns
     keys: Keys
     slots: _Slots
     is_changed: Flags

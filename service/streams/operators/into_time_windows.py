@@ -18,8 +18,8 @@ from service.streams.kernels import fold
 from service.streams.kernels import windows as kernel
 from service.streams.layouts import store_keys
 from service.streams.layouts.entries import Column
-from service.streams.operators.aggregates import Aggregates
 from service.streams.operators.fields import MAX_INT64
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
     NO_SLOTS,
     Changes,
@@ -46,7 +46,7 @@ _DENSE_ENOUGH = 64  # a bit for every (key, window) is set aside where there are
 class IntoTable:
     """One group per key, for ever."""
 
-    def __init__(self, aggregates: Aggregates) -> None:
+    def __init__(self, aggregates: FunctionColumns) -> None:
         self._aggregates = aggregates
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
@@ -87,7 +87,7 @@ class IntoTable:
 class IntoTimeWindows:
     """One group per key and window."""
 
-    def __init__(self, aggregates: Aggregates, window: TimeWindow, *, is_final: bool) -> None:
+    def __init__(self, aggregates: FunctionColumns, window: TimeWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final = aggregates, is_final
         self._size, self._advance, self._grace = window.size_ms, advance_ms(window), window.grace_ms
 
@@ -190,7 +190,7 @@ class _Pairs:
 class _Groups:
     """Writes an entry per slot."""
 
-    aggregates: Aggregates
+    aggregates: FunctionColumns
     places: pa.Array
     is_changed: Flags
     index: Changes

@@ -19,9 +19,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from service.streams.clock import CloseReason
 from service.streams.errors import Problem, SuppressionFull
 from service.streams.inputs import NO_CAUSE, Origins
-from service.streams.kernels import buffer as kernel
+from service.streams.kernels import suppress as kernel
 from service.streams.layouts import store_keys
-from service.streams.operators.buffering import Feed, Flow, load
+from service.streams.operators.buffer_flow import Feed, Flow, load
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem

@@ -15,7 +15,7 @@ import pytest
 
 from service.streams.layouts import store_keys
 from service.streams.layouts.changelog import changelog_of
-from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores.reading import END_OF_TIME, Query
 from tests.stores import Engine, Kept
@@ -38,7 +38,7 @@ def kept(engine: Engine, window: dict[str, Any] | None) -> Kept:
 def put(store: Kept, entries: dict[Place, int | None]) -> None:
     """One range of the store's changelog: entry -> its count, None = deleted."""
     has_stamps = store.store.type != "session"
-    codec = Aggregates("s", {"n": FunctionSpec(fn="count")}, has_stamps=has_stamps).codec
+    codec = FunctionColumns("s", {"n": FunctionSpec(fn="count")}, has_stamps=has_stamps).codec
     keys, values = [], []
     for (key, start, end), count in entries.items():
         ordered = store_keys.ordered_one(key.encode())

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from service.streams.errors import AggregateTooLarge, AggregatorFailed, ExpressionFailed, IntegerOverflow
-from service.streams.operators import aggregators, functions
+from service.streams.operators import functions, installed_aggregators
 from service.streams.topology.spec import JobSpec
 from tests.task import Task, batch_of, cut, job, outputs, parts, run_all
 
@@ -266,11 +266,13 @@ NOTHING = object()
 def installed(monkeypatch):
     here = "tests.unit.streams.test_aggregate_functions"
     names = {"concat": "CONCAT", "notes": "NOTES", "add": "Unmerging", "nothing": "NOTHING", "missing": "MISSING"}
-    points = [EntryPoint(name, f"{here}:{attribute}", aggregators.GROUP) for name, attribute in names.items()]
-    monkeypatch.setattr(aggregators, "entry_points", lambda group: points if group == aggregators.GROUP else [])
-    aggregators.aggregator_named.cache_clear()
+    points = [EntryPoint(name, f"{here}:{attribute}", installed_aggregators.GROUP) for name, attribute in names.items()]
+    monkeypatch.setattr(
+        installed_aggregators, "entry_points", lambda group: points if group == installed_aggregators.GROUP else []
+    )
+    installed_aggregators.aggregator_named.cache_clear()
     yield names
-    aggregators.aggregator_named.cache_clear()
+    installed_aggregators.aggregator_named.cache_clear()
 
 
 def refused(**spec):
@@ -283,8 +285,8 @@ def refused(**spec):
 
 
 def test_installed_aggregators_are_listed(installed):
-    assert list(aggregators.installed()) == sorted(installed)
-    assert aggregators.installed()["concat"].endswith("test_aggregate_functions:CONCAT")
+    assert list(installed_aggregators.installed()) == sorted(installed)
+    assert installed_aggregators.installed()["concat"].endswith("test_aggregate_functions:CONCAT")
 
 
 def test_an_installed_aggregator_merges_sessions_from_the_initial_one_on(installed):

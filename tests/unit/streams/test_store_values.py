@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
-from service.streams.operators import aggregate_values
-from service.streams.operators.aggregate_values import AggregateValues
-from service.streams.operators.aggregates import Aggregates
+from service.streams.operators import stored_results
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
+from service.streams.operators.stored_results import StoredResults
 
 BIGINT, DOUBLE = "(value->>'v')::bigint", "(value->>'v')::double"
 OTHERS = ("(value->>'v')::boolean", "(value->>'v')::date", "(value->>'v')::timestamp", "(value->>'v')::float")
@@ -33,13 +33,13 @@ def column(draw: st.DataObject, kind: str, count: int) -> Any:
 
 @given(st.data(), st.booleans())
 def test_few_values_read_as_many_do(data: st.DataObject, has_stamps: bool) -> None:
-    codec = Aggregates("a", SPECS, has_stamps=has_stamps).codec
+    codec = FunctionColumns("a", SPECS, has_stamps=has_stamps).codec
     columns = [column(data, kind, 3) for kind in codec.types]
     packed = codec.pack(columns).to_pylist()
-    shown = AggregateValues("a", SPECS, has_stamps=has_stamps)
+    shown = StoredResults("a", SPECS, has_stamps=has_stamps)
     few = shown.shown(packed, [1, 2, 3])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregate_values, "FEW", 0)
+        patch.setattr(stored_results, "FEW", 0)
         assert few == shown.shown(packed, [1, 2, 3])
 
 
@@ -50,7 +50,7 @@ def test_packed_sessions_read_as_many_do(data: st.DataObject, counts: list[int])
         "s": FunctionSpec(fn="sum", of=BIGINT),
         "m": FunctionSpec(fn="mean", of=BIGINT),
     }
-    codec = Aggregates("a", specs, has_stamps=False).codec
+    codec = FunctionColumns("a", specs, has_stamps=False).codec
     total = sum(counts)
     columns = [column(data, kind, total) for kind in codec.types]
     starts = np.arange(total) * 10
@@ -58,10 +58,10 @@ def test_packed_sessions_read_as_many_do(data: st.DataObject, counts: list[int])
         np.array(counts), np.full(len(counts), NO_TIME), np.full(len(counts), NO_END), starts, starts + 5, columns
     )
     packed = codec.pack_sessions(sessions).to_pylist()
-    shown = AggregateValues("a", specs, has_stamps=False)
+    shown = StoredResults("a", specs, has_stamps=False)
     few = shown.sessions(packed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregate_values, "FEW", 0)
+        patch.setattr(stored_results, "FEW", 0)
         many = shown.sessions(packed)
     assert [list(part) for part in few] == [list(part) for part in many]
     assert few.stamps == [start + 5 for start in starts.tolist()]
@@ -69,7 +69,7 @@ def test_packed_sessions_read_as_many_do(data: st.DataObject, counts: list[int])
 
 def test_texts_among_the_columns_are_read_by_columns() -> None:
     specs = {"all": FunctionSpec(fn="collect", of="value->>'v'"), "n": FunctionSpec(fn="count")}
-    codec = Aggregates("a", specs, has_stamps=True).codec
+    codec = FunctionColumns("a", specs, has_stamps=True).codec
     columns = [np.array([b'"x","y"'], object) if kind == "O" else np.array([7], kind) for kind in codec.types]
-    shown = AggregateValues("a", specs, has_stamps=True)
+    shown = StoredResults("a", specs, has_stamps=True)
     assert shown.shown(codec.pack(columns).to_pylist(), []) == ([7], ['{"all":["x","y"],"n":7}'])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.simulate import SimulateRequest, simulate
 from service.streams.errors import InvalidSpec, SuppressionFull
-from service.streams.kernels import buffer as kernel
+from service.streams.kernels import suppress as kernel
 from service.streams.layouts import buffers, reserved
 from service.streams.operators.suppress import Suppress, SuppressSpec
 from service.streams.operators.upstream import Upstream

@@ -1,4 +1,4 @@
-"""The aggregates of one operator together: their state as columns, folded, stored, and shown as JSON.
+"""The functions of one operator together: their state as columns, folded, stored, and shown as JSON.
 
 It knows all functions of an operator at once, so that those who gather records into windows know none of them.
 """
@@ -35,7 +35,7 @@ _NAMES_AND_NUMBERS = 4  # so many times less memory do they take than texts do, 
 LATEST = ("<i8",)  # the highest timestamp folded in: a hidden function of those who have need of it
 
 
-class Aggregates:
+class FunctionColumns:
     """The functions of an operator, by name and in order. `has_stamps`: its entries begin with a timestamp."""
 
     def __init__(self, operator: str, specs: Mapping[str, FunctionSpec], *, has_stamps: bool) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams.inputs import NO_CAUSE
-from service.streams.kernels import buffer as kernel
+from service.streams.kernels import suppress as kernel
 from service.streams.layouts import buffers, reserved, store_keys
 from service.streams.layouts.changelog import changelog_of
 from service.streams.measures import Reading, spread

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from service.streams.layouts.entries import HEADER
-from service.streams.operators.aggregates import Aggregates
+from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores.families import PackedSessions, Texts
 
@@ -21,38 +21,38 @@ _FORMATS: Final = {"<i8": "q", "<f8": "d", "?": "?"}
 _VERSION: Final = "<B"
 
 
-class AggregateValues:
+class StoredResults:
     """The results of aggregates. Sessions hold no timestamps: theirs is their end."""
 
     def __init__(self, operator: str, specs: Mapping[str, FunctionSpec], *, has_stamps: bool) -> None:
-        self._aggregates = Aggregates(operator, specs, has_stamps=has_stamps)
+        self._columns = FunctionColumns(operator, specs, has_stamps=has_stamps)
         self._has_stamps = has_stamps
-        self._few = None if "O" in self._aggregates.codec.types else _Few(self._aggregates, specs, has_stamps)
+        self._few = None if "O" in self._columns.codec.types else _Few(self._columns, specs, has_stamps)
 
     def shown(self, values: Sequence[bytes], ends: list[int]) -> tuple[list[int], Texts]:
         if self._few is not None and len(values) <= FEW:
             return self._few.shown(values, ends)
-        return self._by_columns(self._aggregates.codec.unpack(list(values))[1], ends)
+        return self._by_columns(self._columns.codec.unpack(list(values))[1], ends)
 
     def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
         if self._few is not None and len(packed) <= FEW:
             return self._few.sessions(packed)
-        found = self._aggregates.codec.unpack_sessions(list(packed))
+        found = self._columns.codec.unpack_sessions(list(packed))
         ends = found.ends.tolist()
         return PackedSessions(
             found.counts.tolist(), found.starts.tolist(), ends, *self._by_columns(found.columns, ends)
         )
 
     def _by_columns(self, columns: list[Any], ends: list[int]) -> tuple[list[int], Texts]:
-        results = self._aggregates.results(self._aggregates.state(columns))
+        results = self._columns.results(self._columns.state(columns))
         stamps = results[0][0].tolist() if self._has_stamps else ends
-        return stamps, self._aggregates.values(results).to_pylist()
+        return stamps, self._columns.values(results).to_pylist()
 
 
 class _Few:
     """The same for values whose columns are all numbers, one at a time."""
 
-    def __init__(self, aggregates: Aggregates, specs: Mapping[str, FunctionSpec], has_stamps: bool) -> None:
+    def __init__(self, aggregates: FunctionColumns, specs: Mapping[str, FunctionSpec], has_stamps: bool) -> None:
         columns = "".join(_FORMATS[kind] for kind in aggregates.codec.types)
         self._entry = struct.Struct(_VERSION + columns)
         self._session = struct.Struct("<qq" + columns)
