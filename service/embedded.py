@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import gc
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -27,12 +29,13 @@ from service.app import create_app
 from service.auth import install_admin
 from service.catalog import keys
 from service.catalog.engine import Catalog
-from service.one_write import OneWrite
+from service.connections import Connection
 from service.settings import Settings
 from service.storage.private import private_folder
 
 BACK_OFF_S = (0.5, 1, 2, 4, 8, 16, 30)
 HEALTHY_AFTER_S = 60.0
+FILES_BESIDE_CONNECTIONS = 1_024  # replicas, segments, the catalog
 Announce = Callable[[str], None]  # told the URL once it is served
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -104,17 +107,18 @@ class Server(uvicorn.Server):
     They are ours because it must outlive the instances' last commits.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=OneWrite,
+                http=partial(Connection, settings=settings),  # type: ignore[arg-type]  # makes what a class would
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # nothing here asks who or where a caller is
-                timeout_keep_alive=75,
+                timeout_keep_alive=settings.idle_timeout_ms / 1000,  # type: ignore[arg-type]  # passed on as it is
                 timeout_graceful_shutdown=10,
             )
         )
@@ -249,9 +253,10 @@ async def _serve(settings: Settings, announce: Announce, children_of: Callable[[
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    _allow_files(settings.max_connections)
     listener = listen(settings.host, settings.port)
     app = create_app(settings)
-    server = Server(app)
+    server = Server(app, settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.is_up.wait()
     if not server.started:
@@ -270,6 +275,16 @@ async def _serve(settings: Settings, announce: Announce, children_of: Callable[[
     server.should_exit = True
     await serving
     gc.unfreeze()  # modules in C that count what is left at the end would complain
+
+
+def _allow_files(connections: int) -> None:
+    """Let the process open as many files as connections may be, and those of the service, as far as the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES_BESIDE_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
 
 
 def _loopback_url(listener: socket.socket) -> str:

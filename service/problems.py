@@ -136,19 +136,26 @@ def problem(
     **more: Any,
 ) -> Response:
     """The answer itself; `more` becomes extension members."""
-    body: dict[str, Any] = {
+    if items:
+        more["errors"] = list(items)
+    request_id = request.scope.get("request_id", "")
+    body = problem_body(status, code, detail, instance=request.url.path, request_id=request_id, **more)
+    return Response(body, status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def problem_body(status: int, code: str, detail: str, *, instance: str, request_id: str, **more: Any) -> bytes:
+    """A problem as bytes; `more` becomes extension members."""
+    body = {
         "type": TYPE_PREFIX + code,
         "title": phrase(status),
         "status": status,
         "detail": detail,
-        "instance": request.url.path,
+        "instance": instance,
         "code": code,
-        "request_id": request.scope.get("request_id", ""),
+        "request_id": request_id,
         **more,
     }
-    if items:
-        body["errors"] = list(items)
-    return Response(orjson.dumps(body), status, headers=dict(headers or {}), media_type=MEDIA_TYPE)
+    return orjson.dumps(body)
 
 
 def install(app: FastAPI) -> None:

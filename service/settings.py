@@ -36,6 +36,11 @@ class Settings(BaseSettings):
     max_json_bytes: int = Field(default=16 << 20, gt=0)  # decoded bytes of any other request
     ingest_group_bytes: int = Field(default=32 << 20, gt=0)
     ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
+    max_connections: int = Field(default=1_000, ge=1)  # open at once; beyond, the longest idle one makes room
+    header_timeout_ms: int = Field(default=10_000, ge=100)
+    body_timeout_ms: int = Field(default=10_000, ge=100)  # each so many ms of it bring min_body_rate bytes a second
+    min_body_rate: int = Field(default=1_024, ge=1)
+    idle_timeout_ms: int = Field(default=75_000, ge=100)  # between requests; also of a caller who does not read
     min_free_bytes: int = Field(default=256 << 20, ge=0)  # of the storage's device; less is not ready
     lease_ms: int = Field(default=10_000, ge=1_000)
     tick_ms: int = Field(default=1_000, ge=50)

@@ -62,7 +62,7 @@ def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Servin
     listener = embedded.listen("127.0.0.1", 0)
     loop = uvloop.new_event_loop()
     app = create_app(chosen)
-    server = embedded.Server(app)
+    server = embedded.Server(app, chosen)
     is_up = threading.Event()
 
     async def run() -> None:

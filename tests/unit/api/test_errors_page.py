@@ -13,7 +13,7 @@ from service.streams.errors import StreamError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
-MAKERS = {"ProblemError", "problem", "refused", "_refused"}  # what is called with a code among its arguments
+MAKERS = {"ProblemError", "problem", "refused", "_refused", "_refuse"}  # what is called with a code among its arguments
 OF_JOBS_ALONE = {"source_truncated", "io_failed"}  # made where a job is failed
 
 
@@ -31,10 +31,14 @@ def said_in_code() -> set[str]:
     found = set()
     for path in (ROOT / "service").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
+            if isinstance(node, ast.Call) and _name(node.func) in MAKERS:
                 texts = [arg.value for arg in node.args[:3] if isinstance(arg, ast.Constant)]
                 found |= {text for text in texts if isinstance(text, str) and re.fullmatch("[a-z_]+", text)}
     return found
+
+
+def _name(called: ast.expr) -> str:
+    return str(getattr(called, "id", getattr(called, "attr", "")))
 
 
 def rows() -> Iterator[tuple[str, str]]:

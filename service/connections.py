@@ -1,0 +1,307 @@
+"""The border of a connection: how long its heads may be and take, how slow a body, how long it idles; how many.
+
+Knows bytes, times and HTTP's parser. Refuses to know what is asked: a request that came in is `service.border`'s.
+
+The parser has no limits. It joins the pieces of a field by copying them: one header of 100 MB, sent without a key,
+stopped everybody for 8 s and took 900 MB. uvicorn waits for ever for the rest of a head or a body, lets in as many
+connections as there are files, and answers what is no HTTP as text. What is refused here is a problem like any other,
+and ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import httptools
+import structlog
+
+from service import prometheus
+from service.one_write import OneWrite
+from service.problems import MEDIA_TYPE, phrase, problem_body
+from service.settings import Settings
+
+MAX_HEAD_BYTES: Final = 64 << 10  # request line and fields; also trailers, and the extensions of a chunk
+MAX_FIELDS: Final = 100
+MAX_PIPELINED: Final = 64  # requests that wait for the answers before theirs
+MAX_LEFT_OVER_BYTES: Final = 64 << 10  # of a body that nobody reads, for the sake of the next request
+LINGER_S: Final = 1.0  # how long what still comes is thrown away, so that the answer is not lost by a reset
+
+_TOO_LONG = f"a request may have {MAX_HEAD_BYTES} bytes of head, {MAX_FIELDS} fields"
+
+
+class _Refused(Exception):
+    """Raised in the parser's callbacks, which turn it into an error of their own."""
+
+
+class Connection(OneWrite):
+    """uvicorn's protocol within the limits of `settings`."""
+
+    def __init__(self, *args: Any, settings: Settings, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._settings = settings
+        self.url = b""
+        self.idle_since = 0.0  # when the last answer was out, or the connection was made
+        self._part: Literal["head", "body"] | None = None  # what of a request is being read
+        self._unparsed = 0  # bytes since the parser last came on: of a head, a trailer, blank lines
+        self._body_bytes = 0  # since the last look at their rate
+        self._was_paused = False  # reading, since then: then it is not the caller who is slow
+        self._timer: asyncio.TimerHandle | None = None  # until when a head, or a part of a body, must be here
+        self._stalled: asyncio.TimerHandle | None = None  # until when an answer must be read on
+        self._is_deaf = False
+
+    # ------------------------------------------------------------ beginning and end
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin; where there are as many as may be, the one that idles longest ends for it."""
+        super().connection_made(_Lingering(transport, self))
+        self.idle_since = time.monotonic()
+        if len(self.connections) > self._settings.max_connections and not self._is_room_made():
+            self.connections.discard(self)
+            self._refuse(503, "too_many_connections", "as many connections are open as may be; try again")
+        else:
+            self._arm(self._settings.header_timeout_ms, self._end_late_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Over."""
+        self._disarm()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer here."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the caller may still be sending."""
+        return self._is_deaf or self._part is not None
+
+    def throw_away(self) -> None:
+        """Read no more of what comes."""
+        self._is_deaf = True
+        self._disarm()
+
+    def _is_room_made(self) -> bool:
+        protocols = self.connections - {self}
+        others = (other for other in protocols if isinstance(other, Connection) and other.is_idle)
+        longest = min(others, key=lambda other: other.idle_since, default=None)
+        if longest is None:
+            return False
+        self.connections.discard(longest)
+        longest.transport.abort()
+        return True
+
+    # ------------------------------------------------------------ bytes
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; refuse what is no HTTP, too long or late."""
+        if self._is_deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._unparsed += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # to what nobody speaks here: what follows is no HTTP
+            self._hear_no_more()
+        except httptools.HttpParserError as error:
+            if not self._is_deaf:
+                self._refuse(400, "bad_request", _what_is_wrong(error))
+            return
+        if self._unparsed > MAX_HEAD_BYTES:
+            self._refuse_long_head()
+        elif self._timer is None and not self._is_deaf:
+            if self._part == "body":
+                self._await_body()
+            elif self._unparsed:
+                self._arm(self._settings.header_timeout_ms, self._end_late_head)
+
+    def eof_received(self) -> None:
+        """The caller sends no more: nothing to wait for."""
+        self._disarm()
+
+    # ------------------------------------------------------------ the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        """A request."""
+        self._part = "head"
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its head: hand it on, unless it is too long."""
+        if len(self.headers) > MAX_FIELDS or (self._unparsed > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES):
+            self._refuse_long_head()
+            raise _Refused
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._hear_no_more()
+            raise _Refused
+        self._disarm()
+        super().on_headers_complete()
+        self._part, self._unparsed, self._body_bytes = "body", 0, 0
+        self.headers = []  # where trailers go: they are no headers
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._unparsed = 0
+        self._body_bytes += len(body)
+        super().on_body(body)
+        if self.flow.read_paused:
+            self._was_paused = True
+        elif self.cycle.response_complete and self._body_bytes > MAX_LEFT_OVER_BYTES:
+            self.transport.close()
+
+    def on_message_complete(self) -> None:
+        """All of it is here."""
+        if len(self.headers) > MAX_FIELDS:  # trailers
+            self._refuse_long_head()
+            raise _Refused
+        self._part, self._unparsed = None, 0
+        self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """It is answered."""
+        self.idle_since = time.monotonic()
+        self._body_bytes = 0
+        super().on_response_complete()
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    # ------------------------------------------------------------ time
+
+    def pause_writing(self) -> None:
+        """The caller does not read as fast as it is answered; who does not read at all is let go."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._settings.idle_timeout_ms / 1000, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _arm(self, after_ms: int, late: Callable[[], None]) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(after_ms / 1000, late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_late_head(self) -> None:
+        if self._part is None and not self._unparsed:  # nothing was sent: nothing to answer
+            self.transport.close()
+            return
+        seconds = self._settings.header_timeout_ms / 1000
+        self._refuse(408, "request_timeout", f"the head of a request must be here within {seconds:g} s")
+
+    def _await_body(self) -> None:
+        self._body_bytes, self._was_paused = 0, False
+        self._arm(self._settings.body_timeout_ms, self._judge_body)
+
+    def _judge_body(self) -> None:
+        if self.is_idle:  # it was answered before it was read
+            self.transport.close()
+            return
+        rate, seconds = self._settings.min_body_rate, self._settings.body_timeout_ms / 1000
+        if self._was_paused or self.flow.read_paused or self._body_bytes >= rate * seconds:
+            self._await_body()
+        else:
+            detail = f"a body must come with at least {rate} bytes a second, over {seconds:g} s"
+            self._refuse(408, "request_timeout", detail)
+
+    # ------------------------------------------------------------ refusals
+
+    def _refuse_long_head(self) -> None:
+        if self._part is None and not self.headers:
+            self._refuse(400, "bad_request", "there is no request")
+        elif self._part == "head" and len(self.url) > MAX_HEAD_BYTES // 2:
+            self._refuse(414, "uri_too_long", _TOO_LONG)
+        else:
+            self._refuse(431, "headers_too_large", _TOO_LONG)
+
+    def _hear_no_more(self) -> None:
+        """Answer what is whole, then close."""
+        self.throw_away()
+        if self.is_idle:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def _refuse(self, status: int, code: str, detail: str) -> None:
+        """Answer what can be no request, or can not become one, and close. Whole requests before it are answered."""
+        if not self.is_idle and self._part != "body":
+            self._hear_no_more()
+            return
+        self.throw_away()
+        is_begun = not self.is_idle and (self.cycle.response_started or bool(self.pipeline))
+        if not self.is_idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        structlog.get_logger().info("connection_refused", status=status, code=code, has_answer=not is_begun)
+        if is_begun:
+            self.transport.abort()
+            return
+        prometheus.count_request("none", "unknown", status, 0.0)
+        self.transport.write(self._answer(status, code, detail))
+        self.transport.close()
+
+    def _answer(self, status: int, code: str, detail: str) -> bytes:
+        request_id = f"{random.getrandbits(128):032x}"
+        path = self.url.partition(b"?")[0].decode("latin-1") if len(self.url) < 1_000 else ""
+        body = problem_body(status, code, detail, instance=path, request_id=request_id)
+        lines = [
+            f"HTTP/1.1 {status} {phrase(status)}",
+            f"content-type: {MEDIA_TYPE}",
+            f"content-length: {len(body)}",
+            f"x-request-id: {request_id}",
+            "connection: close",
+            *(["retry-after: 1"] if status == 503 else []),
+            *(f"{name.decode()}: {value.decode()}" for name, value in self.server_state.default_headers),
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _what_is_wrong(error: httptools.HttpParserError) -> str:
+    """In the parser's words, where it has some; a fault in a callback is one of the request line."""
+    if isinstance(error, httptools.HttpParserCallbackError) or not str(error):
+        return "the request is no HTTP that is understood here: its target is no path"
+    return f"the request is no HTTP that is understood here: {error}"
+
+
+class _Lingering:
+    """A transport that closes by halves while the caller may still be sending: a socket that is closed with something
+    unread is reset, and that can overtake the answer.
+    """
+
+    def __init__(self, transport: Any, connection: Connection) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._is_ending = False
+        self.write, self.writelines = transport.write, transport.writelines  # past __getattr__, for they are busy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether no more is to be written."""
+        return self._is_ending or bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        """Close, once all is written and, as far as one can wait for that, read."""
+        if self._is_ending or not self._connection.is_unread or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._is_ending = True
+        self._connection.throw_away()
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._connection.loop.call_later(LINGER_S, self._transport.abort)
