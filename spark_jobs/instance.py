@@ -222,11 +222,11 @@ class Instance:
             if self._asked_to_stop.is_set():
                 return
             self._jobs = {job_id: job for job_id, job in self._jobs.items() if not job.is_over}
-            told = {job.id: job for job in wanted}
+            wanted_by_id = {job.id: job for job in wanted}
             for job_id, job in self._jobs.items():
-                job.keep() if told.get(job_id) == job.wanted else job.let_go()  # other slots: another Spark job
-            for job_id in told.keys() - self._jobs.keys():
-                self._jobs[job_id] = JobRun(self._context, told[job_id], self._place_of)
+                job.keep() if wanted_by_id.get(job_id) == job.wanted else job.let_go()  # other slots: another Spark job
+            for job_id in wanted_by_id.keys() - self._jobs.keys():
+                self._jobs[job_id] = JobRun(self._context, wanted_by_id[job_id], self._place_of)
 
     def _place_of(self, job_id: str) -> Place | None:
         """Where a slot finds its work, as of now; None between two memberships."""

@@ -161,8 +161,8 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
     names = ("spare", "doomed", "joining", "failing", "failed")
     spare, doomed, joining, failing, failed = (_busy_member(http, name) for name in names)
     slot = f"/v1/instances/{failed['instance'][0]}/slots/{failed['slot'][0]}"
-    told = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": ERROR}
-    http.post(f"{slot}:fail", json=told).raise_for_status()
+    body = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": ERROR}
+    http.post(f"{slot}:fail", json=body).raise_for_status()
     for name in "passing", "stopped", "resting", "over":
         _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "operators": [OPERATORS["once"]]})
         if name != "passing":

@@ -102,13 +102,13 @@ def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
 
 
 def _as_of(look: Look, lineage: str) -> dict[str, Any]:
-    told = look.page.told
-    offsets = tuple((partition, each.position) for partition, each in told.items())
-    stream_time = max((each.stream_time for each in told.values()), default=-1)
+    findings = look.page.findings
+    offsets = tuple((partition, each.position) for partition, each in findings.items())
+    stream_time = max((each.stream_time for each in findings.values()), default=-1)
     return {
         "stream_time": stream_time if stream_time >= 0 else None,
         "position": opaque_position(look.known.now.changelog, lineage, offsets),
-        "lag_records": look.known.lag(told),
+        "lag_records": look.known.lag(findings),
         "served_by": _server(look),
     }
 

@@ -50,7 +50,7 @@ from service.lookups import Freshness, Known, Look, Lookups
 from service.payloads import ARROW, JSON, NDJSON
 from service.problems import declared, refused
 from service.streams.errors import PositionNotOfStore, WrongStoreType
-from service.streams.stores.reading import Found, Place, Told
+from service.streams.stores.reading import Findings, Found, Place
 from service.streams.stores.reading import Page as Entries
 from service.streams.stores.reading import Query as StoreQuery
 
@@ -190,11 +190,11 @@ async def _batch(
     """Entries of keys in their order, `limit` of them, from a place on; with where to go on."""
     number, after = start
     items: list[Found] = []
-    told: dict[int, Told] = {}
+    findings: dict[int, Findings] = {}
     served_by = ""
     while number < len(queries):
         if len(items) == limit:
-            return Look(Entries(items, None, told), known, served_by), (number, after)
+            return Look(Entries(items, None, findings), known, served_by), (number, after)
         group = queries[number : number + BATCH_AT_ONCE]
         places = [after, *[None] * (len(group) - 1)]
         asked = (
@@ -205,11 +205,11 @@ async def _batch(
             following = look.page.next
             room = limit - len(items)
             items += look.page.items[:room]
-            told, served_by = told | look.page.told, look.served_by
+            findings, served_by = findings | look.page.findings, look.served_by
             if len(look.page.items) > room:
                 last = look.page.items[room - 1]
                 following = Place(last.entry.within, last.partition) if room else after
             if following is not None or len(look.page.items) > room:
-                return Look(Entries(items, None, told), known, served_by), (number, following)
+                return Look(Entries(items, None, findings), known, served_by), (number, following)
             number, after = number + 1, None
-    return Look(Entries(items, None, told), known, served_by), None
+    return Look(Entries(items, None, findings), known, served_by), None

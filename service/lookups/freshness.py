@@ -80,14 +80,14 @@ class FreshnessWait:
                     self.required.clear()
                     return reason
         try:
-            told = {each.partition: await self.reader.glance(known, each.partition) for each in at}
+            findings = {each.partition: await self.reader.glance(known, each.partition) for each in at}
         except StoreNotReadable as error:
             return error.reason
         for p, position in self.required.items():
-            if told[p].position < position:
+            if findings[p].position < position:
                 task = known.now.partitions[p].task
-                return f"the replica of task {task} is at {told[p].position}, not yet at {position}"
-        lag = known.lag(told)
+                return f"the replica of task {task} is at {findings[p].position}, not yet at {position}"
+        lag = known.lag(findings)
         allowed = self.wanted.max_lag_records
         if allowed is None or lag <= allowed:
             return None
@@ -101,10 +101,10 @@ class FreshnessWait:
         while time.monotonic() < until:
             await asyncio.sleep(REPLAY_PAUSE_S)
             try:
-                told = {p: await self.reader.glance(known, p) for p in self.required}
+                findings = {p: await self.reader.glance(known, p) for p in self.required}
             except StoreNotReadable:
                 continue  # nobody has begun it yet
-            if all(told[p].position >= position for p, position in self.required.items()):
+            if all(findings[p].position >= position for p, position in self.required.items()):
                 return
 
     def _unread(self, known: Known, at: StorePartition, position: Position) -> str | None:

@@ -20,7 +20,7 @@ from service.catalog.stores import StoreNow, store_now
 from service.notify import Hub
 from service.streams.errors import UnknownStore
 from service.streams.partitioner import murmur2
-from service.streams.stores.reading import Form, Query, Told
+from service.streams.stores.reading import Findings, Form, Query
 from service.streams.topology.graph import Topology, form_of
 
 ENDED: Final = frozenset({"stopped", "failed"})  # states in which nothing will come by itself
@@ -59,10 +59,10 @@ class Known:
         count = len(self.now.partitions)
         return 0 if count == 1 else (murmur2(key) & 0x7FFFFFFF) % count
 
-    def lag(self, told: dict[int, Told]) -> int:
+    def lag(self, findings: dict[int, Findings]) -> int:
         """Records that the partitions have not read, and changes that these answers did not hold."""
         at = self.now.partitions
-        return sum(at[p].input_lag + max(0, at[p].end - each.position) for p, each in told.items())
+        return sum(at[p].input_lag + max(0, at[p].end - each.position) for p, each in findings.items())
 
 
 class KnownStores:

@@ -17,7 +17,7 @@ from service.lookups.sources import Answer, ReplicaAbsent, ReplicaState, StoreSo
 from service.metric_families import Size
 from service.streams.clock import NOT_STARTED
 from service.streams.errors import StoreNotReadable
-from service.streams.stores.reading import Ask, Page, Place, Query, Reading, Told, read_page
+from service.streams.stores.reading import Ask, Findings, Page, Place, Query, Reading, read_page
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ class StoreReader:
         page, served_by = await self._drive(known, reading)
         return Look(page, known, served_by)
 
-    async def glance(self, known: Known, partition: int) -> Told:
+    async def glance(self, known: Known, partition: int) -> Findings:
         """The position and stream time of a partition, without entries. Raises StoreNotReadable."""
-        return (await self._answer(known, Ask(partition, (), 1, False))).told
+        return (await self._answer(known, Ask(partition, (), 1, False))).findings
 
     async def state(self, now: StoreNow, partition: int) -> ReplicaState | None:
         """The state of a partition's replica; None where it can not be read."""
@@ -81,7 +81,7 @@ class StoreReader:
                 else:
                     answers = await asyncio.gather(*(self._answer(known, ask) for ask in asks))
                 served_by = answers[0].served_by
-                asks = reading.send([answer.told for answer in answers])
+                asks = reading.send([answer.findings for answer in answers])
         except StopIteration as end:
             return end.value, served_by
 
@@ -90,7 +90,7 @@ class StoreReader:
             return await self._source.answer(known.now.id, self._lineage, ask)
         except StoreNotReadable as error:
             if known.now.partitions[ask.partition].end == 0:
-                return Answer(Told(0, NOT_STARTED, [[] for _ in ask.spans]), "catalog")
+                return Answer(Findings(0, NOT_STARTED, [[] for _ in ask.spans]), "catalog")
             if isinstance(error, ReplicaAbsent) and known.now.job_state in ENDED:
                 raise StoreNotReadable(
                     f"{error.reason}; the job is {known.now.job_state}: it is filled again, from the changelog, "

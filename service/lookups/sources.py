@@ -20,13 +20,13 @@ from service.storage import view
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
 from service.storage.view import Names, ViewMissing, Views
 from service.streams.errors import ReplicaDamaged, StoreNotReadable
-from service.streams.stores.reading import Ask, Told, tell
+from service.streams.stores.reading import Ask, Findings, look_up
 
 
 class Answer(NamedTuple):
     """The result of an ask, and who served it: an instance's id, or `redis`."""
 
-    told: Told
+    findings: Findings
     served_by: str
 
 
@@ -60,13 +60,13 @@ class OnDisk:
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the replica that is furthest."""
         with _on_disk(ask.partition), self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
-            return Answer(tell(found, ask), instance_id)
+            return Answer(look_up(found, ask), instance_id)
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the replica that is furthest."""
         with _on_disk(partition), self._replicas.glance(store_id, partition, lineage) as (found, size):
-            told = tell(found, Ask(partition, (), 1, False))
-            return ReplicaState(told.position, told.stream_time, *size)
+            findings = look_up(found, Ask(partition, (), 1, False))
+            return ReplicaState(findings.position, findings.stream_time, *size)
 
     async def close(self) -> None:
         """Close the replicas."""
@@ -85,14 +85,14 @@ class InRedis:
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the view."""
         with _readable(ask.partition):
-            return Answer(await self._views.tell(_names(store_id, ask.partition, lineage), ask), "redis")
+            return Answer(await self._views.look_up(_names(store_id, ask.partition, lineage), ask), "redis")
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the view."""
         names = _names(store_id, partition, lineage)
         with _readable(partition):
-            told = await self._views.tell(names, Ask(partition, (), 1, False))
-            return ReplicaState(told.position, told.stream_time, *await self._views.size(names))
+            findings = await self._views.look_up(names, Ask(partition, (), 1, False))
+            return ReplicaState(findings.position, findings.stream_time, *await self._views.size(names))
 
     async def close(self) -> None:
         """Close the connections."""

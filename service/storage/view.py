@@ -40,7 +40,7 @@ from service.streams.clock import NOT_STARTED
 from service.streams.layouts import store_keys
 from service.streams.layouts.reserved import OBS_KEY, stream_time_in, unpack_time
 from service.streams.records import StoreSpec
-from service.streams.stores.reading import Ask, Span, Told
+from service.streams.stores.reading import Ask, Findings, Span
 
 PREFIX: Final = "millrace:"
 SLICE_ROWS: Final = 2048  # of changes in one script: some 8 ms on a busy machine
@@ -267,7 +267,7 @@ class ViewReader:
 
     @property
     def position(self) -> int:
-        return self.tell(Ask(0, (), 1, False)).position
+        return self.look_up(Ask(0, (), 1, False)).position
 
     def get(self, key: bytes) -> bytes | None:
         found: Any = self._client.hget(self._names.values, key)
@@ -283,9 +283,9 @@ class ViewReader:
     ) -> list[tuple[bytes, bytes]]:
         """Entries with start <= key < end in the order of their keys, or from the last one down."""
         ask = Ask(0, (Span(start, end),), -1 if limit is None else limit, reverse)
-        return list(self.tell(ask).found[0])
+        return list(self.look_up(ask).found[0])
 
-    def tell(self, ask: Ask) -> Told:
+    def look_up(self, ask: Ask) -> Findings:
         """Answer an ask, all of it at one moment."""
         (packed,) = self._read(self._names.read, [_packed_ask(self._names, ask)])
         return _told(packed, self._names)
@@ -302,7 +302,7 @@ class Views:
         self._waiting: list[_Waiting] = []
         self._under_way: asyncio.Task[None] | None = None
 
-    async def tell(self, names: Names, ask: Ask) -> Told:
+    async def look_up(self, names: Names, ask: Ask) -> Findings:
         """Answer an ask, all of it at one moment. Raises ViewMissing, redis.RedisError."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(names, ask, future))
@@ -415,14 +415,14 @@ def _packed_ask(names: Names, ask: Ask) -> bytes:
     return _packed([*head, *(bound for span in ask.spans for bound in span)])
 
 
-def _told(packed: bytes | None, names: Names) -> Told:
+def _told(packed: bytes | None, names: Names) -> Findings:
     """What the script answered."""
     if packed is None:
         raise ViewMissing(names.meta.decode())
     parts = _unpacked(packed)
     position, packed_obs = next(parts), next(parts)
     found = [[(next(parts), next(parts)) for _ in range(int(count))] for count in parts]
-    return Told(int(position), unpack_time(packed_obs) if packed_obs else NOT_STARTED, found)
+    return Findings(int(position), unpack_time(packed_obs) if packed_obs else NOT_STARTED, found)
 
 
 def _slices(changes: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:

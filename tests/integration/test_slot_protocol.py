@@ -44,16 +44,16 @@ class Member:
         self.joined = self.join_slot(self.slot)
 
     def join(self, incarnation: str) -> Json:
-        told = {"name": "i", "incarnation": incarnation, "host": "here", "cores": 2, "tags": {"rack": "a"}}
-        answer = self.http.post("/v1/instances:join", json=told)
+        body = {"name": "i", "incarnation": incarnation, "host": "here", "cores": 2, "tags": {"rack": "a"}}
+        answer = self.http.post("/v1/instances:join", json=body)
         return dict(answer.raise_for_status().json())
 
     def join_slot(self, slot: str, index: int = 0) -> httpx.Response:
-        told = {"slot": slot, "job": self.job["id"], "index": index}
-        return self.http.post(f"/v1/instances/{self.instance}/slots", json=told)
+        body = {"slot": slot, "job": self.job["id"], "index": index}
+        return self.http.post(f"/v1/instances/{self.instance}/slots", json=body)
 
-    def heartbeat(self, **told: Any) -> httpx.Response:
-        return self.http.post(f"/v1/instances/{self.instance}:heartbeat", json={"incarnation": "1", **told})
+    def heartbeat(self, **body: Any) -> httpx.Response:
+        return self.http.post(f"/v1/instances/{self.instance}:heartbeat", json={"incarnation": "1", **body})
 
     def ask(self, verb: str, body: Json | None = None, slot: str | None = None) -> httpx.Response:
         return self.http.post(f"/v1/instances/{self.instance}/slots/{slot or self.slot}{verb}", json=body or {})
@@ -354,8 +354,8 @@ def test_an_instances_key_publishes_into_no_stream_but_its_jobs_outputs(member: 
     [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"spark": []}],
 )
 def test_an_instance_that_can_not_be_is_refused(service: Serving, change: Json) -> None:
-    told = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
-    answer = service.client("instance").post("/v1/instances:join", json=told)
+    body = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
+    answer = service.client("instance").post("/v1/instances:join", json=body)
     assert answer.status_code == 422
     assert answer.json()["code"] == "invalid_request"
 
@@ -380,8 +380,8 @@ def test_a_slot_answers_only_under_its_own_instance(member: Member) -> None:
     member.post_records(1)
     [task] = member.poll([])["tasks"]
     commit, mine = member.commit_of(task), member.instance
-    told = {"name": "other", "incarnation": "1", "host": "there", "cores": 1}
-    member.instance = member.http.post("/v1/instances:join", json=told).json()["instance_id"]
+    body = {"name": "other", "incarnation": "1", "host": "there", "cores": 1}
+    member.instance = member.http.post("/v1/instances:join", json=body).json()["instance_id"]
     error = {"code": "expression_failed", "detail": "no"}
     asked = [
         member.ask(":poll", {"tasks": held({"tasks": [task]})}),
@@ -403,8 +403,8 @@ def test_a_slot_answers_only_under_its_own_instance(member: Member) -> None:
 def test_rebalances_and_errors_are_listed_page_by_page(member: Member) -> None:
     for _ in range(3):
         [task] = member.poll([])["tasks"]
-        told = {"task": task["task"], "epoch": task["epoch"], "error": {"code": "x", "detail": "y"}}
-        member.ask(":fail", told).raise_for_status()
+        body = {"task": task["task"], "epoch": task["epoch"], "error": {"code": "x", "detail": "y"}}
+        member.ask(":fail", body).raise_for_status()
         member.ask(":leave").raise_for_status()
         member.admin.post("/v1/jobs/copy:restart").raise_for_status()
         member.slot = uuid4().hex
@@ -422,8 +422,8 @@ def test_a_full_buffer_fails_its_job_with_its_figures(member: Member) -> None:
     [task] = member.poll([])["tasks"]
     figures = {"records": 7, "max_records": None, "bytes": 900, "max_bytes": 800}
     error = {"code": "buffer_full", "operator": "f", "detail": "full", **figures}
-    told = {"task": task["task"], "epoch": task["epoch"], "error": error}
-    member.ask(":fail", told).raise_for_status()
+    body = {"task": task["task"], "epoch": task["epoch"], "error": error}
+    member.ask(":fail", body).raise_for_status()
     shown = member.admin.get("/v1/jobs/copy").json()["error"]
     assert {name: shown[name] for name in figures} == figures
 

@@ -173,4 +173,7 @@ def test_one_key_in_one_partition_is_what_all_pages_say_of_it(
 def test_an_answer_tells_the_moment_even_where_nothing_can_be_found() -> None:
     snapshots = stored(set(), 0, 2, 33)
     page: Any = read(read_page(FORM, Query(b"b", b"a"), range(2), 10), snapshots)
-    assert {p: (told.position, told.stream_time) for p, told in page.told.items()} == {0: (7, 33), 1: (7, 33)}
+    assert {p: (findings.position, findings.stream_time) for p, findings in page.findings.items()} == {
+        0: (7, 33),
+        1: (7, 33),
+    }

@@ -90,14 +90,14 @@ def net(slots, starts, ends, events, was_starts, was_ends, keep):  # type: ignor
     that tells anything is that of the window that was there before.
     """
     seen = np.zeros(len(was_starts), np.bool_)
-    told = np.zeros(len(was_starts), np.bool_)
+    reported = np.zeros(len(was_starts), np.bool_)
     for i in range(len(slots) - 1, -1, -1):
         slot = slots[i]
         is_old = was_starts[slot] >= 0 and starts[i] == was_starts[slot] and ends[i] == was_ends[slot]
         if events[i] >= 0:
             keep[i] = not seen[slot]
-            told[slot] = told[slot] or (keep[i] and is_old)
+            reported[slot] = reported[slot] or (keep[i] and is_old)
         else:
-            keep[i] = is_old and not told[slot]
-            told[slot] = told[slot] or keep[i]
+            keep[i] = is_old and not reported[slot]
+            reported[slot] = reported[slot] or keep[i]
         seen[slot] = True

@@ -2,7 +2,7 @@
 
 It knows how the entries of each kind of store are found and what they mean to somebody who looks (KIP-94's
 find_sessions and fetch, KIP-67's range and all). It refuses to know where a store lies: a reading says which ranges
-of store keys it wants to see and is told what is in them, so the same reading runs over LMDB, over Redis, at once or
+of store keys it wants to see and gets what is in them, so the same reading runs over LMDB, over Redis, at once or
 awaited.
 
     ReadOnlySessionStore    find_sessions(key, earliest end, latest start), fetch(key), fetch(from, to): Query.between
@@ -47,7 +47,7 @@ class Ask(NamedTuple):
     reverse: bool
 
 
-class Told(NamedTuple):
+class Findings(NamedTuple):
     """What was there: the entries of each span, as of a changelog position and the operator's stream time then."""
 
     position: int
@@ -55,7 +55,7 @@ class Told(NamedTuple):
     found: Sequence[Sequence[tuple[bytes, bytes]]]
 
 
-Reading = Generator[list[Ask], Sequence[Told], T]
+Reading = Generator[list[Ask], Sequence[Findings], T]
 
 
 class Place(NamedTuple):
@@ -89,11 +89,11 @@ class Found(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Entries in order, where the next page begins (None: there is none), and as of what: partition → Told."""
+    """Entries in order, where the next page begins (None: there is none), and as of what: partition → Findings."""
 
     items: list[Found]
     next: Place | None
-    told: dict[int, Told]
+    findings: dict[int, Findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,9 @@ def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[P
     """All entries of a query in one partition, seen at once; None where there are too many for that."""
     spans = [(family, span) for family in form.families if (span := family.span(query)) is not None]
     asked = Ask(partition, tuple([span for _, span in spans]), limit + 1, query.reverse)
-    (told,) = yield [asked]
+    (findings,) = yield [asked]
     found: list[Entry] = []
-    for (family, _), entries in zip(spans, told.found, strict=True):
+    for (family, _), entries in zip(spans, findings.found, strict=True):
         if len(entries) > limit:
             return None
         if entries:
@@ -187,13 +187,13 @@ def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[P
     if len(found) > limit:
         return None
     found.sort(key=_within, reverse=query.reverse)
-    time = told.stream_time
+    time = findings.stream_time
     items = [
         Found(_named(entry, query), partition, form.is_final(entry, time))
         for entry in found
         if entry.lives_until >= time and form.is_wanted(entry, query)
     ]
-    return Page(items, None, {partition: told})
+    return Page(items, None, {partition: findings})
 
 
 def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:
@@ -218,7 +218,7 @@ def read(reading: Reading[T], snapshots: Mapping[int, Snapshot]) -> T:
     try:
         asks = next(reading)
         while True:
-            asks = reading.send([tell(snapshots[ask.partition], ask) for ask in asks])
+            asks = reading.send([look_up(snapshots[ask.partition], ask) for ask in asks])
     except StopIteration as end:
         result: T = end.value
         return result
@@ -231,12 +231,12 @@ class Snapshot(StateReader, Protocol):
     def position(self) -> int: ...
 
 
-def tell(snapshot: Snapshot, ask: Ask) -> Told:
+def look_up(snapshot: Snapshot, ask: Ask) -> Findings:
     """Answer an ask from a snapshot."""
     packed = snapshot.get(reserved.OBS_KEY)
     stream_time = reserved.unpack_time(packed) if packed else NOT_STARTED
     found = [snapshot.scan(start, end, ask.limit, reverse=ask.reverse) for start, end in ask.spans]
-    return Told(snapshot.position, stream_time, found)
+    return Findings(snapshot.position, stream_time, found)
 
 
 # ---------------------------------------------------------------- many runs, one order
@@ -282,7 +282,7 @@ class _Merge:
         self._scanned = 0
         self._items: list[Found] = []
         self._next: Place | None = None
-        self._told: dict[int, Told] = {}
+        self._findings: dict[int, Findings] = {}
 
     def page(self) -> Page:
         """What was given; one more than wanted says that there are more."""
@@ -290,7 +290,7 @@ class _Merge:
         if len(items) > self._limit:
             items = items[: self._limit]
             following = Place(items[-1].entry.within, items[-1].partition)
-        return Page(items, following, self._told)
+        return Page(items, following, self._findings)
 
     def asks(self, chunk: int, partitions: Sequence[int] = ()) -> list[Ask]:
         """What has to be seen before more can be given, nothing when all is; `partitions` are asked in any case."""
@@ -300,15 +300,15 @@ class _Merge:
                 wanted.setdefault(run.partition, []).append(run.span)
         return [Ask(partition, tuple(spans), chunk, self._query.reverse) for partition, spans in wanted.items()]
 
-    def take(self, asks: list[Ask], answers: Sequence[Told]) -> None:
+    def take(self, asks: list[Ask], answers: Sequence[Findings]) -> None:
         """Keep what was found and is wanted."""
-        told = dict(zip((ask.partition for ask in asks), answers, strict=True))
-        lists = {partition: iter(answer.found) for partition, answer in told.items()}
-        self._told.update(told)
+        findings = dict(zip((ask.partition for ask in asks), answers, strict=True))
+        lists = {partition: iter(answer.found) for partition, answer in findings.items()}
+        self._findings.update(findings)
         for run in [run for run in self._runs if run.is_hungry]:
             entries = next(lists[run.partition])
             self._scanned += len(entries)
-            stream_time = told[run.partition].stream_time
+            stream_time = findings[run.partition].stream_time
             for entry in run.feed(entries, asks[0].limit, reverse=self._query.reverse):
                 if entry.lives_until >= stream_time and self._is_wanted(entry, run.partition):
                     run.found.append(entry)
@@ -355,12 +355,12 @@ class _Merge:
 
     def _give(self, run: _Run) -> None:
         entry = _named(run.found.popleft(), self._query)
-        is_final = self._form.is_final(entry, self._told[run.partition].stream_time)
+        is_final = self._form.is_final(entry, self._findings[run.partition].stream_time)
         self._items.append(Found(entry, run.partition, is_final))
 
 
 def _named(entry: Entry, query: Query) -> Entry:
-    """A hash tells nothing, but it was asked for by its key."""
+    """A hash says nothing, but it was asked for by its key."""
     return entry._replace(key=query.first) if entry.key is None and query.is_of_key else entry
 
 

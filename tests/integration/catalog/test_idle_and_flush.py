@@ -54,7 +54,7 @@ def advances(worker: SlotDouble) -> dict[str, str | None]:
     return {task.name: task.advance for task in worker.tasks()}
 
 
-def told(worker: SlotDouble, name: str) -> AssignedTask:
+def handed_out(worker: SlotDouble, name: str) -> AssignedTask:
     return next(task for task in worker.tasks() if task.name == name)
 
 
@@ -108,7 +108,11 @@ def test_an_idle_close_publishes_results_and_leaves_positions_where_they_are(
     sink = next(at.id for name, at in worker.joined.streams.items() if name == "visits-out")
     before = catalog.read(jobs.positions, job.id)
     commit = advanced(
-        told(worker, "0_0"), 7_000, segment=register(catalog, worker.id), chunks=[chunk(sink, 0, 2)], stream_time=7_000
+        handed_out(worker, "0_0"),
+        7_000,
+        segment=register(catalog, worker.id),
+        chunks=[chunk(sink, 0, 2)],
+        stream_time=7_000,
     )
     (verdict,) = worker.commit(commit)
     assert [at.first_offset for at in verdict.published] == [3]
@@ -125,9 +129,9 @@ def test_a_task_is_told_again_until_it_finds_nothing_open_and_not_after_that(
     post(catalog, clicks, {0: 3})
     worker.run()
     be_silent(catalog, IDLE_MS)
-    assert worker.commit(advanced(told(worker, "0_0"), 7_000))[0].status == "accepted"
+    assert worker.commit(advanced(handed_out(worker, "0_0"), 7_000))[0].status == "accepted"
     assert advances(worker)["0_0"] == "idle"
-    assert worker.commit(advanced(told(worker, "0_0"), None))[0].status == "accepted"
+    assert worker.commit(advanced(handed_out(worker, "0_0"), None))[0].status == "accepted"
     assert advances(worker)["0_0"] is None
     assert worker.poll().look_again_ms is None
     post(catalog, clicks, {0: 1})
@@ -142,7 +146,7 @@ def test_an_idle_close_is_refused_when_a_record_came_meanwhile(
     post(catalog, clicks, {0: 3})
     worker.run()
     be_silent(catalog, IDLE_MS)
-    task = told(worker, "0_0")
+    task = handed_out(worker, "0_0")
     post(catalog, clicks, {1: 1})  # to another partition of the source
     (verdict,) = worker.commit(advanced(task, 7_000))
     assert (verdict.status, verdict.reason) == ("refused", "not_idle")
@@ -157,7 +161,7 @@ def test_what_was_published_and_read_lately_is_no_silence(
     be_silent(catalog, IDLE_MS)
     post(catalog, clicks, {1: 1})
     worker.run()
-    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000))
+    (verdict,) = worker.commit(advanced(handed_out(worker, "0_0"), 7_000))
     assert (verdict.status, verdict.reason) == ("refused", "not_idle")
 
 
@@ -167,7 +171,7 @@ def test_a_job_without_idle_close_is_never_idle(catalog: Catalog, clicks: Stream
     worker.run()
     be_silent(catalog, 10 * IDLE_MS)
     assert advances(worker) == {"0_0": None, "0_1": None}
-    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000))
+    (verdict,) = worker.commit(advanced(handed_out(worker, "0_0"), 7_000))
     assert verdict.reason == "not_idle"
 
 
@@ -175,7 +179,7 @@ def test_time_moves_by_records_or_by_hand_never_by_both(
     catalog: Catalog, clicks: StreamRow, worker: SlotDouble
 ) -> None:
     post(catalog, clicks, {0: 3})
-    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, moves=[(0, 0, 3)]))
+    (verdict,) = worker.commit(advanced(handed_out(worker, "0_0"), 7_000, moves=[(0, 0, 3)]))
     assert verdict.reason == "records_and_advance"
 
 
@@ -184,17 +188,17 @@ def test_a_flush_waits_for_what_was_there_and_goes_before_what_came_later(
 ) -> None:
     post(catalog, clicks, {0: 3})
     catalog.write(job_states.flush_job, "visits", who="me")
-    task = told(worker, "0_0")
+    task = handed_out(worker, "0_0")
     assert (task.advance, task.work[0].end) == (None, 3)
     assert worker.commit(advanced(task, 7_000, "flush"))[0].reason == "not_to_flush"
     worker.run()
     post(catalog, clicks, {0: 5})
-    task = told(worker, "0_0")
+    task = handed_out(worker, "0_0")
     assert (task.advance, task.work) == ("flush", [])
     assert not catalog.read(jobs.is_caught_up, job.id)
     assert worker.commit(advanced(task, 7_000, "flush"))[0].status == "accepted"
-    assert worker.commit(advanced(told(worker, "0_0"), None, "flush"))[0].status == "accepted"
-    task = told(worker, "0_0")
+    assert worker.commit(advanced(handed_out(worker, "0_0"), None, "flush"))[0].status == "accepted"
+    task = handed_out(worker, "0_0")
     assert (task.advance, task.work[0].start, task.work[0].end) == (None, 3, 8)
 
 
@@ -208,7 +212,7 @@ def test_a_flush_is_done_when_every_task_found_nothing_open(catalog: Catalog, jo
 
 
 def test_a_flush_that_nobody_asked_for_is_refused(worker: SlotDouble) -> None:
-    (verdict,) = worker.commit(advanced(told(worker, "0_0"), 7_000, "flush"))
+    (verdict,) = worker.commit(advanced(handed_out(worker, "0_0"), 7_000, "flush"))
     assert (verdict.status, verdict.reason) == ("refused", "not_to_flush")
 
 

@@ -160,8 +160,8 @@ def test_all_of_a_key_changes_at_one_moment_however_much_changes(
                     n = (n + 37) % count
                     ordered = store_keys.ordered_one(b"key-%06d" % n)
                     span = Span(store_keys.window_key(ordered, 0), store_keys.window_key(ordered, 100))
-                    told = reader.tell(Ask(0, (span,), 10, False))
-                    seen.add((told.position, frozenset(value for _, value in told.found[0])))
+                    findings = reader.look_up(Ask(0, (span,), 10, False))
+                    seen.add((findings.position, frozenset(value for _, value in findings.found[0])))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -183,18 +183,18 @@ def test_what_many_ask_at_once_travels_together_and_each_gets_its_own(client: re
         try:
             client.script_flush()  # as after a restart of Redis
             asks = [Ask(0, (Span(key(n), key(n) + b"\0"), Span(key(n), key(n + 3))), 2, False) for n in range(200)]
-            answers = await asyncio.gather(*(reader.tell(names, one) for one in asks))
-            for n, told in enumerate(answers):
-                assert (told.position, told.stream_time) == (1_000, 77)
-                assert told.found[0] == [(key(n), value(n))]
-                assert [name for name, _ in told.found[1]] == [key(n), key(n + 1)]
+            answers = await asyncio.gather(*(reader.look_up(names, one) for one in asks))
+            for n, findings in enumerate(answers):
+                assert (findings.position, findings.stream_time) == (1_000, 77)
+                assert findings.found[0] == [(key(n), value(n))]
+                assert [name for name, _ in findings.found[1]] == [key(n), key(n + 1)]
             entries, size = await reader.size(names)
             assert entries == 1_000
             assert 100 * 1_000 < size < 400 * 1_000
             with pytest.raises(ViewMissing):
-                await reader.tell(Names(uuid4().hex, 0, LINEAGE), Ask(0, (ALL,), 1, False))
+                await reader.look_up(Names(uuid4().hex, 0, LINEAGE), Ask(0, (ALL,), 1, False))
             with pytest.raises(ViewMissing):
-                await reader.tell(Names(store, 0, "another"), Ask(0, (ALL,), 1, False))
+                await reader.look_up(Names(store, 0, "another"), Ask(0, (ALL,), 1, False))
         finally:
             await reader.close()
 
@@ -204,7 +204,7 @@ def test_what_many_ask_at_once_travels_together_and_each_gets_its_own(client: re
 def test_without_redis_every_asker_is_told_so() -> None:
     async def ask() -> None:
         reader = Views("redis://127.0.0.1:1/0")
-        asks = (reader.tell(Names("store", 0, LINEAGE), Ask(0, (ALL,), 1, False)) for _ in range(3))
+        asks = (reader.look_up(Names("store", 0, LINEAGE), Ask(0, (ALL,), 1, False)) for _ in range(3))
         answers = await asyncio.gather(*asks, return_exceptions=True)
         assert [isinstance(answer, redis.ConnectionError) for answer in answers] == [True] * 3
         await reader.close()
