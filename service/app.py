@@ -28,6 +28,7 @@ from service.api import (
     tokens,
 )
 from service.api.quick_lookups import QuickLookups
+from service.api.quick_posts import QuickPosts
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
@@ -68,7 +69,7 @@ class Service(FastAPI):
         super().__init__(**how)
         self.state.is_draining = False
         self.add_exception_handler(Exception, _leave_to_the_border)
-        self._border = RequestBorder(QuickLookups(super().__call__), settings)
+        self._border = RequestBorder(QuickPosts(QuickLookups(super().__call__)), settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self

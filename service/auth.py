@@ -18,6 +18,7 @@ from fastapi.security import HTTPBearer
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.types import Scope
 
 from service.catalog import keys
 from service.catalog.engine import EVERYTHING, Catalog
@@ -153,6 +154,17 @@ async def identify(request: Request) -> Caller:
     if caller is None:
         raise _unauthenticated("the key is not valid, or was revoked", ', error="invalid_token"')
     return caller
+
+
+def is_known(scope: Scope, role: str) -> bool:
+    """Whether it is at hand that the caller of a request has a role; where it is not, the way to the routes tells."""
+    state = scope["state"]
+    if state["settings"].auth == "off":
+        return True
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, secret = header.decode("latin-1").partition(" ")
+    caller = state["keys"].at_hand(secret.strip()) if scheme.lower() == "bearer" else None
+    return caller is not None and caller.role in MAY[role]
 
 
 def _unauthenticated(detail: str, error: str) -> ProblemError:

@@ -21,7 +21,8 @@ from service.settings import Settings
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _WHILE_DRAINING = ("/v1/instances", "/healthz", "/readyz", "/metrics")  # instances commit and leave
-_BUSY = ("/v1/instances", "/v1/stores")  # asked all the time: what goes well is counted, not logged
+# Asked all the time: what goes well is counted, not logged.
+_BUSY = ("/v1/instances", "/v1/stores", "/v1/streams/{stream}/records")
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 _WENT_AWAY = 499  # as nginx counts a caller who did not wait for the answer: no fault of ours, and nobody waits for it
 

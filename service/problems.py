@@ -161,11 +161,11 @@ def problem_body(status: int, code: str, detail: str, *, instance: str, request_
 def install(app: FastAPI) -> None:
     """Give every error that may leave a route its handler."""
     handlers: list[tuple[type[Exception], Any]] = [
-        (StreamError, _stream_error),
+        (StreamError, _error),
         (ProblemError, _refusal),
         (RequestValidationError, _invalid_request),
         (HTTPException, _http_error),
-        (SQLAlchemyError, _database_error),
+        (SQLAlchemyError, _error),
     ]
     for error, handler in handlers:
         app.add_exception_handler(error, handler)
@@ -239,10 +239,19 @@ def refusal_of(error: StreamError | ProblemError) -> Refusal:
     return Refusal(status, error.code, str(error), items, headers, more)
 
 
-async def _stream_error(request: Request, error: StreamError) -> Response:
+def answer_error(request: Request, error: StreamError | SQLAlchemyError) -> Response:
+    """The problem that ends a request, in a route or ahead of the framework; a fault of ours is logged."""
+    if isinstance(error, SQLAlchemyError):
+        structlog.get_logger().error("catalog_failed", error=str(error), exc_info=error)
+        detail, headers = "the catalog did not answer; try again", {"Retry-After": "1"}
+        return problem(request, 503, "catalog_unavailable", detail, headers=headers)
     if status_of(error) >= 500 and not isinstance(error, errors.StoreNotReadable | errors.StoreBehind):
         structlog.get_logger().error("request_failed", code=error.code, error=str(error), exc_info=error)
     return refusal_of(error).answer(request)
+
+
+async def _error(request: Request, error: StreamError | SQLAlchemyError) -> Response:
+    return answer_error(request, error)
 
 
 async def _refusal(request: Request, error: ProblemError) -> Response:
@@ -266,13 +275,6 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         headers["Allow"] = ", ".join(_methods_of(request))
         detail = f"{request.method} is not served at {request.url.path}, only {headers['Allow']}"
     return problem(request, status, _CODES.get(status, f"http_{status}"), detail, headers=headers)
-
-
-async def _database_error(request: Request, error: SQLAlchemyError) -> Response:
-    structlog.get_logger().error("catalog_failed", error=str(error), exc_info=error)
-    return problem(
-        request, 503, "catalog_unavailable", "the catalog did not answer; try again", headers={"Retry-After": "1"}
-    )
 
 
 def _methods_of(request: Request) -> list[str]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.lookup_answers import as_json
 from service.api.lookup_requests import DEFAULT_LIMIT, TYPES, Kind
-from service.auth import MAY
+from service.auth import is_known
 from service.payloads import JSON
 from service.problems import ProblemError
 from service.streams.errors import StreamError
@@ -46,24 +46,13 @@ class QuickLookups:
         known = state["lookups"].stores.at_hand(asked.store)
         if known is None or known.now.type != TYPES[asked.kind]:
             return None
-        if not _may_read(scope):
+        if not is_known(scope, "reader"):
             return None
         try:
             look = await state["lookups"].reader.page(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
             return None if look.page.next else as_json(look, state["catalog"].lineage, "utf8", None)
         except (StreamError, ProblemError):
             return None
-
-
-def _may_read(scope: Scope) -> bool:
-    """Whether the caller is known to be a reader; if not, that is found out on the way to the routes."""
-    state = scope["state"]
-    if state["settings"].auth == "off":
-        return True
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, secret = header.decode("latin-1").partition(" ")
-    caller = state["keys"].at_hand(secret.strip()) if scheme.lower() == "bearer" else None
-    return caller is not None and caller.role in MAY["reader"]
 
 
 class _PlainLookup(NamedTuple):

@@ -215,14 +215,19 @@ def lineage_of(session: Session) -> str:
 
 def _repeat(attempt: Callable[[], R]) -> R:
     """Run `attempt` again where the database undid it; say `CatalogUnavailable` where it can not be reached."""
-    retrying = Retrying(
-        retry=retry_if_exception(_was_undone),
-        stop=stop_after_attempt(8),
-        wait=wait_random_exponential(0.005, max=0.5),
-        reraise=True,
-    )
     try:
-        return retrying(attempt)
+        try:
+            return attempt()
+        except DBAPIError as error:
+            if not _was_undone(error):
+                raise
+        again = Retrying(  # made when it is needed: making it takes longer than many an attempt
+            retry=retry_if_exception(_was_undone),
+            stop=stop_after_attempt(7),
+            wait=wait_random_exponential(0.005, max=0.5),
+            reraise=True,
+        )
+        return again(attempt)
     except OperationalError as error:
         raise CatalogUnavailable(f"The catalog can not be reached: {error.orig}") from error
 

@@ -8,14 +8,16 @@ Locks are taken in the order of the catalog: segments by id, then partitions by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
+from functools import cache
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
-from sqlalchemy import Select, bindparam, delete, exists, insert, select, tuple_, update
+from sqlalchemy import Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog.driver import Driver, values
 from service.catalog.engine import now_ms, stream_topic, wake
 from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
@@ -53,6 +55,17 @@ _CHUNKS = (
 _BOUNDS = select(PartitionRow.start_offset, PartitionRow.end_offset).where(
     PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
 )
+_SEGMENTS = "SELECT segments.id, state, writer FROM segments WHERE id IN ({ids}) ORDER BY id {lock}"
+_VERSIONS = "SELECT streams.id, etag FROM streams WHERE id IN ({ids})"
+_ENDS = (
+    "SELECT partitions.stream_id, partition, end_offset, bytes, records FROM partitions"
+    " WHERE (stream_id, partition) IN ({pairs}) ORDER BY stream_id, partition {lock}"
+)
+_PUBLISH = "UPDATE segments SET state = ?, bytes = ?, published_ms = ? WHERE id = ?"
+_GROW = (
+    "UPDATE partitions SET end_offset = ?, bytes = ?, records = ?, published_ms = ?"
+    " WHERE stream_id = ? AND partition = ?"
+)
 
 
 # ---------------------------------------------------------------- writing
@@ -72,16 +85,33 @@ def register_segments(s: Session, writer: str, segments: Iterable[tuple[str, str
         s.execute(insert(SegmentRow), rows)
 
 
-def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMeta]) -> list[Published]:  # noqa: A002
+class VersionsPassed(Exception):
+    """These streams have other versions than those given, or are gone."""
+
+    def __init__(self, versions: Collection[tuple[str, int]]) -> None:
+        self.versions = versions
+
+
+def publish(
+    s: Session,
+    segment_id: str,
+    *,
+    bytes: int,  # noqa: A002
+    chunks: Sequence[ChunkMeta],
+    versions: Set[tuple[str, int]] = frozenset(),
+) -> list[Published]:
     """Publish a pending segment: its chunks get the next offsets of their partitions.
 
-    Publishing one that is published gets the first answer. Raises SegmentNotPending, UnknownPartition.
+    Publishing one that is published gets the first answer. `versions`: (stream id, etag) that must
+    still hold. Raises SegmentNotPending, UnknownPartition, VersionsPassed.
     """
     known = lock_segments(s, [segment_id]).get(segment_id)
     if known is not None and known.state == PUBLISHED:
         return _published_before(s, segment_id)
     if known is None or known.state != PENDING:
         raise SegmentNotPending(segment_id, None if known is None else known.state)
+    if versions and (passed := versions - _versions(s, versions)):
+        raise VersionsPassed(passed)
     log = Appender(s, {(chunk.stream_id, chunk.partition) for chunk in chunks})
     missing = log.missing(chunks)
     if missing is not None:
@@ -89,6 +119,14 @@ def publish(s: Session, segment_id: str, *, bytes: int, chunks: Sequence[ChunkMe
     published = log.append(segment_id, bytes, chunks)
     log.write()
     return published
+
+
+def _versions(s: Session, versions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Of the streams named, those that are there, with the versions that they have."""
+    ids = sorted({stream_id for stream_id, _ in versions})
+    return {
+        (stream_id, version) for stream_id, version in Driver(s).rows(_VERSIONS.format(ids=values(len(ids), 1)), ids)
+    }
 
 
 class Registered(NamedTuple):
@@ -100,8 +138,8 @@ class Registered(NamedTuple):
 
 def lock_segments(s: Session, segment_ids: Collection[str]) -> dict[str, Registered]:
     """Lock segments in the order of their ids; by id, those that are registered."""
-    query = select(SegmentRow.id, SegmentRow.state, SegmentRow.writer).order_by(SegmentRow.id)
-    rows = s.execute(query.where(SegmentRow.id.in_(sorted(segment_ids))).with_for_update(key_share=True))
+    text = _SEGMENTS.format(ids=values(len(segment_ids), 1), lock="{lock}")
+    rows = Driver(s).rows(text, sorted(segment_ids))
     return {segment_id: Registered(state, writer) for segment_id, state, writer in rows}
 
 
@@ -109,39 +147,40 @@ class Appender:
     """Partitions that this transaction has locked, and what it appends to them: decided first, written at once."""
 
     def __init__(self, s: Session, partitions: Collection[tuple[str, int]]) -> None:
-        self._s = s
-        self._rows = _lock_ends(s, sorted(partitions)) if partitions else {}
+        self._s, self._driver = s, Driver(s)
+        self._ends = _lock_ends(self._driver, sorted(partitions)) if partitions else {}
         self._grown: set[tuple[str, int]] = set()
         self._chunks: list[dict[str, Any]] = []
-        self._segments: list[dict[str, Any]] = []
+        self._segments: list[tuple[str, int]] = []
 
     def missing(self, chunks: Iterable[ChunkMeta]) -> ChunkMeta | None:
         """The first chunk whose partition does not exist."""
-        return next((chunk for chunk in chunks if (chunk.stream_id, chunk.partition) not in self._rows), None)
+        return next((chunk for chunk in chunks if (chunk.stream_id, chunk.partition) not in self._ends), None)
 
     def append(self, segment_id: str, size: int, chunks: Sequence[ChunkMeta]) -> list[Published]:
         """Give the chunks of a pending segment their offsets, in the order given."""
-        self._segments.append({"id": segment_id, "state": PUBLISHED, "bytes": size})
+        self._segments.append((segment_id, size))
         return [self._append(segment_id, index, chunk) for index, chunk in enumerate(chunks)]
 
     def write(self) -> None:
         """Put it all into the tables, and wake who reads the streams."""
         if not self._segments:
             return
-        at = now_ms(self._s)
-        self._s.execute(update(SegmentRow), [{**row, "published_ms": at} for row in self._segments])
+        at, driver = now_ms(self._s), self._driver
+        driver.each(_PUBLISH, [(PUBLISHED, size, at, segment_id) for segment_id, size in self._segments])
         if self._chunks:
-            self._s.execute(insert(ChunkRow), self._chunks)
-            self._s.execute(update(PartitionRow), [{**self._rows[p], "published_ms": at} for p in sorted(self._grown)])
+            driver.each(_insert(tuple(self._chunks[0])), [tuple(chunk.values()) for chunk in self._chunks])
+            grown = [(pair, self._ends[pair]) for pair in sorted(self._grown)]
+            driver.each(_GROW, [(end.offset, end.bytes, end.records, at, *pair) for pair, end in grown])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
 
     def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:
         pair = (chunk.stream_id, chunk.partition)
-        row = self._rows[pair]
-        first = row["end_offset"]
-        row["end_offset"] = end = first + chunk.records
-        row["bytes"] += chunk.byte_length
-        row["records"] += chunk.records
+        reached = self._ends[pair]
+        first = reached.offset
+        self._ends[pair] = _End(
+            end := first + chunk.records, reached.bytes + chunk.byte_length, reached.records + chunk.records
+        )
         self._grown.add(pair)
         self._chunks.append(
             {**asdict(chunk), "segment_id": segment_id, "idx": index, "first_offset": first, "end_offset": end}
@@ -149,13 +188,23 @@ class Appender:
         return Published(*pair, first, end)
 
 
-def _lock_ends(s: Session, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], dict[str, Any]]:
-    key = (PartitionRow.stream_id, PartitionRow.partition)
-    query = select(*key, PartitionRow.end_offset, PartitionRow.bytes, PartitionRow.records).where(
-        tuple_(*key).in_(pairs)
-    )
-    rows = s.execute(query.order_by(*key).with_for_update(key_share=True))
-    return {(row.stream_id, row.partition): dict(row._mapping) for row in rows}
+class _End(NamedTuple):
+    """Where a partition ends, and what is in it."""
+
+    offset: int
+    bytes: int
+    records: int
+
+
+def _lock_ends(driver: Driver, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], _End]:
+    text = _ENDS.format(pairs=values(len(pairs), 2), lock="{lock}")
+    found = driver.rows(text, [part for pair in pairs for part in pair])
+    return {(stream_id, partition): _End(*end) for stream_id, partition, *end in found}
+
+
+@cache
+def _insert(columns: tuple[str, ...]) -> str:
+    return f"INSERT INTO chunks ({', '.join(columns)}) {values(1, len(columns))}"
 
 
 def _published_before(s: Session, segment_id: str) -> list[Published]:

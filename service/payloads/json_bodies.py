@@ -18,7 +18,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from service.payloads import names
 from service.payloads.columns import MAX_PROBLEMS, Columns, refuse_too_many
 from service.streams.errors import InvalidRecords, Problem
 
@@ -47,30 +49,56 @@ class _RawDocument(msgspec.Struct, forbid_unknown_fields=True):
     records: list[msgspec.Raw]
 
 
+class NameTwice(Exception):
+    """A member is given twice."""
+
+
 _record = msgspec.json.Decoder(Record)
 _document = msgspec.json.Decoder(_Document)
 _raw_document = msgspec.json.Decoder(_RawDocument)
 _encode = msgspec.json.Encoder().encode
 
 # msgspec lets values with invalid UTF-8 pass, Arrow does not. RecursionError: nested about a thousand deep.
-_NO = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, pa.ArrowInvalid)
+NOT_PLAIN = (msgspec.MsgspecError, UnicodeError, RecursionError, pa.ArrowInvalid, NameTwice)
+GIVEN_TWICE = "is given more than once"
+_NULL = pa.scalar("null", pa.utf8())
 _AT = re.compile(r"(?P<detail>.*) - at `(?:key in )?\$(?P<path>[^\[`]*).*", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+
+
+def read_document(body: bytes) -> list[Record]:
+    """The records of `{"records": […]}`, when all are good but for names given twice; else one of NOT_PLAIN."""
+    records = _document.decode(body).records
+    refuse_too_many(len(records))
+    return records
+
+
+def read_lines(body: bytes) -> list[Record]:
+    """A record of each line, when all are good but for names given twice, and no line is blank; else one of
+    NOT_PLAIN.
+    """
+    records = _record.decode_lines(body)
+    if len(records) != body.count(b"\n") + (not body.endswith(b"\n")):
+        raise msgspec.DecodeError("blank lines, several records on a line, or one over several lines")
+    return records
 
 
 def json_columns(body: bytes) -> Columns:
     """`{"records": […]}`; InvalidRecords points at `/records/<index>/…`."""
     try:
-        records = _document.decode(body).records
-        refuse_too_many(len(records))
-        return _columns([_arrays(records)], "/records/{}".format)
-    except _NO:
+        arrays = _arrays(read_document(body))
+        if not _are_plain(body, arrays, outside=1) and names.in_document(body):
+            raise NameTwice
+        return _columns([arrays], "/records/{}".format)
+    except NOT_PLAIN:
         pass
     problems: list[Problem] = []
     try:
         texts = _raw_document.decode(body).records
-    except _NO as error:
+    except NOT_PLAIN as error:
         raise InvalidRecords([_problem(error, "")]) from error
+    if names.is_document_repeated(body, texts):
+        raise InvalidRecords([Problem("/records", GIVEN_TWICE)])
     records = _one_by_one(enumerate(texts), "/records", problems)
     if problems:
         raise InvalidRecords(problems)
@@ -108,14 +136,13 @@ def _slices(body: bytes) -> Iterator[bytes]:
 
 def _lines(piece: bytes, first_line: int, problems: list[Problem]) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
     """Line numbers and columns of some lines; what is wrong with them is added to `problems`."""
-    count = piece.count(b"\n") + (not piece.endswith(b"\n"))
     try:
-        records = _record.decode_lines(piece)
-        if len(records) == count:
-            return np.arange(first_line, first_line + count), _arrays(records)
-    except _NO:
+        arrays = _arrays(read_lines(piece))
+        if not _are_plain(piece, arrays, outside=0) and names.in_lines(piece):
+            raise NameTwice
+        return np.arange(first_line, first_line + len(arrays[0])), arrays
+    except NOT_PLAIN:  # line by line
         pass
-    # Bad lines, blank lines, several records on a line, or one over several lines: line by line.
     numbered = [(first_line + at, line) for at, line in enumerate(piece.split(b"\n")) if line.strip()]
     records = _one_by_one(numbered, "", problems)
     if problems:
@@ -130,16 +157,20 @@ def _one_by_one(texts: Iterable[tuple[int, bytes | msgspec.Raw]], parent: str, p
         try:
             str(memoryview(text), "utf-8")
             records.append(_record.decode(text))
-        except _NO as error:
-            problems.append(_problem(error, f"{parent}/{number}"))
-            if len(problems) >= MAX_PROBLEMS:
-                break
+            name = names.repeated_in(bytes(text))
+            problem = None if name is None else Problem(f"{parent}/{number}{name}", GIVEN_TWICE)
+        except NOT_PLAIN as error:
+            problem = _problem(error, f"{parent}/{number}")
+        if problem is not None:
+            problems.append(problem)
+        if len(problems) >= MAX_PROBLEMS:
+            break
     return records
 
 
 def _problem(error: Exception, parent: str) -> Problem:
     """What a decoder said, as a pointer and a detail."""
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeError):
         return Problem(parent, "not valid UTF-8")
     if isinstance(error, RecursionError):
         return Problem(parent, "nested too deeply")
@@ -161,6 +192,15 @@ def _arrays(records: list[Record]) -> list[pa.Array]:
         _mostly_null([record.partition for record in records], pa.int64()),
         _mostly_null([_encode(record.headers) if record.headers else None for record in records], pa.utf8()),
     ]
+
+
+def _are_plain(text: bytes, arrays: list[pa.Array], *, outside: int) -> bool:
+    """Whether it is plain that no member is given twice; `outside`: the names around the records."""
+    key, value, timestamp, partition, headers = arrays
+    if headers.null_count < len(headers) or pc.any(pc.equal(value, _NULL)).as_py():
+        return False
+    members = 4 * len(value) - key.null_count - timestamp.null_count - partition.null_count
+    return names.are_accounted_for(text, outside + members, key.buffers()[2], value.buffers()[2])
 
 
 def _mostly_null(values: list[object], kind: pa.DataType) -> pa.Array:

@@ -73,6 +73,38 @@ def test_a_kill_while_ingesting_loses_nothing_acknowledged_and_repeats_nothing(
     assert sorted((key, timestamp) for key, _, timestamp in found) == sent
 
 
+@pytest.mark.parametrize("point", WHILE_INGESTING)
+def test_a_kill_while_single_records_are_posted_keeps_all_that_was_acknowledged(
+    breakable_api: Breakable, point: str
+) -> None:
+    """Nobody retries: what was not acknowledged is there once or not at all."""
+    make_stream(breakable_api.running, "clicks", PARTITIONS)
+    breakable_api.arm(point, 40)
+    with ThreadPoolExecutor(16) as clients:
+        acknowledged = [
+            key for keys in clients.map(lambda n: _post_until_killed(breakable_api, n), range(16)) for key in keys
+        ]
+    assert breakable_api.has_fired(point)
+    breakable_api.restart_when_dead()
+    found = [key for partition in contents(breakable_api.running, "clicks", PARTITIONS) for key, *_ in partition]
+    assert len(acknowledged) >= 40
+    assert len(set(found)) == len(found)
+    assert set(acknowledged) <= set(found)
+
+
+def _post_until_killed(breakable: Breakable, client: int) -> list[str]:
+    """Single records, one after another; the keys of those that were acknowledged."""
+    acknowledged: list[str] = []
+    for number in count():
+        key = f"{client}-{number}"
+        try:
+            post(breakable.running, "clicks", [{"key": key, "value": number, "timestamp": number}])
+        except httpx.TransportError:
+            return acknowledged
+        acknowledged.append(key)
+    raise AssertionError
+
+
 def _post_until_answered(breakable: Breakable, number: int, body: list[Record]) -> dict[str, Any]:
     """A client that retries with its Idempotency-Key, as the contract asks of it."""
     for _ in count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pytest
 from sqlalchemy import func, select, update
@@ -18,8 +20,10 @@ from sqlalchemy.orm import Session
 from service.catalog import segments, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import IngestKeyRow, SegmentRow, StreamRow
-from service.ingest import Answer, AppendBuffer, Idempotency, publish_group
+from service.ingest import Answer, AppendBuffer, Idempotency, SettingsChanged, Target
+from service.ingest.publishing import publish_group
 from service.payloads import Payload
+from service.payloads.rows import Row
 from service.positions import position_of
 from service.storage.segments import Storage, open_storage
 from service.streams.errors import (
@@ -70,6 +74,11 @@ def payload(keys: Sequence[str | None], partitions: Sequence[int] | None = None)
     return Payload(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), asked)
 
 
+def rows(keys: Sequence[str | None], timestamp: int) -> list[Row]:
+    """Records with these keys as plain values."""
+    return [Row(key and key.encode(), "1", timestamp, None, None) for key in keys]
+
+
 def keyed(stream: StreamRow, key: str, body: str = "body", owner: str = "owner") -> Idempotency:
     return Idempotency(owner, stream.id, key, body)
 
@@ -117,6 +126,75 @@ def test_requests_that_wait_together_share_one_segment(
     assert count_segments(catalog) == 1
     assert (first["first"], first["last"], third["first"], third["last"]) == (0, 9, 10, 19)
     assert len(read(catalog, storage, views, 0)) == 10
+
+
+def test_small_posts_that_wait_together_share_one_segment_and_each_gets_its_own_offsets(
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
+) -> None:
+    views = catalog.write(streams.create_stream, "views", partitions=1)
+
+    async def post() -> list[dict[str, Any]]:
+        of_clicks, of_views = Target.of(clicks), Target.of(views)
+        handed_in = [buffer.post(of_clicks, rows([f"k{n}", f"m{n}"], n), 50) for n in range(20)]
+        handed_in += [buffer.post(of_views, rows([None], n), 50) for n in range(3)]
+        whole = buffer.append(views, payload(["a"] * 5))
+        buffer.start()
+        answers = [orjson.loads(await posted) for posted in handed_in]
+        return [*answers, await asyncio.wrap_future(whole)]
+
+    *answers, whole = asyncio.run(post())
+    assert count_segments(catalog) == 1
+    found = {p: read(catalog, storage, clicks, p) for p in range(4)}
+    assert sum(map(len, found.values())) == 40
+    for number, answer in enumerate(answers[:20]):
+        assert answer["accepted"] == 2
+        got = [found[at["partition"]][at["first"] : at["last"] + 1] for at in answer["offsets"]]
+        assert sorted(row for rows_there in got for row in rows_there) == [
+            (f"k{number}", number),
+            (f"m{number}", number),
+        ]
+        assert [at["partition"] for at in answer["offsets"]] == sorted({at["partition"] for at in answer["offsets"]})
+    assert sorted(at["first"] for answer in [*answers[20:], whole] for at in answer["offsets"]) == [0, 5, 6, 7]
+    reached = position_of(answers[20]["position"])
+    assert reached is not None
+    assert (reached.stream, reached.lineage) == (views.id, catalog.lineage)
+
+
+def test_small_posts_are_bounded_and_give_their_room_back(
+    catalog: Catalog, storage: Storage, clicks: StreamRow
+) -> None:
+    buffer = AppendBuffer(catalog, storage, buffer_bytes=100)
+
+    async def post() -> None:
+        target = Target.of(clicks)
+        first = buffer.post(target, rows(["a"], 1), 60)
+        with pytest.raises(BufferFull):
+            buffer.post(target, rows(["a"], 1), 41)
+        buffer.start()
+        await first
+        await buffer.post(target, rows(["a"], 1), 500)
+
+    asyncio.run(post())
+    buffer.stop()
+
+
+def test_posts_judged_by_passed_settings_are_not_published(
+    catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow
+) -> None:
+    views = catalog.write(streams.create_stream, "views", partitions=1)
+    before = Target.of(clicks)
+    catalog.write(streams.update_stream, "clicks", max_future_ms=1)
+    after = Target.of(catalog.read(streams.get_stream, "clicks"))
+
+    async def post() -> list[bytes | BaseException]:
+        handed_in = [buffer.post(target, rows(["a"], 1), 50) for target in (before, after, Target.of(views))]
+        buffer.start()
+        return await asyncio.gather(*handed_in, return_exceptions=True)
+
+    passed, *good = asyncio.run(post())
+    assert isinstance(passed, SettingsChanged)
+    assert [orjson.loads(answer)["accepted"] for answer in good if isinstance(answer, bytes)] == [1, 1]
+    assert sum(p.end_offset for p in catalog.read(streams.partitions_of, clicks.id)) == 1
 
 
 def test_a_group_is_bounded_in_bytes(open_catalog: Callable[[], Catalog], storage: Storage, clicks: StreamRow) -> None:
@@ -238,9 +316,9 @@ def test_publishing_the_same_segment_again_gives_the_first_answers(
     catalog: Catalog, storage: Storage, buffer: AppendBuffer, clicks: StreamRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens when a commit counted and its confirmation was lost: the transaction runs again."""
-    answers: list[list[Answer]] = []
+    answers: list[list[list[Answer]]] = []
 
-    def twice(*arguments: Any) -> list[Answer]:
+    def twice(*arguments: Any) -> list[list[Answer]]:
         answers.extend(write(publish_group, *arguments[1:]) for _ in range(2))
         return answers[-1]
 
@@ -252,7 +330,7 @@ def test_publishing_the_same_segment_again_gives_the_first_answers(
     )
     handed_in = buffer.append(clicks, payload(["a"] * 2), keyed(clicks, "k1"))
     buffer.start()
-    assert answer_of(handed_in) == answers[0][0] == answers[1][0]
+    assert answer_of(handed_in) == answers[0][0][0] == answers[1][0][0]
     assert sum(p.end_offset for p in catalog.read(streams.partitions_of, clicks.id)) == 2
 
 
@@ -292,6 +370,21 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_thread(buffer: AppendBuff
     assert strange.exception(WAIT_S) is not None
     assert other.exception(WAIT_S) is not None
     assert answer_of(buffer.append(clicks, payload(["a"])))["accepted"] == 1
+
+
+def test_posts_whose_columns_can_not_be_made_are_answered_too(buffer: AppendBuffer, clicks: StreamRow) -> None:
+    async def post() -> list[bytes | BaseException]:
+        target = Target.of(clicks)
+        strange = [Row(b"a", "1", "no time", None, None)]  # type: ignore[arg-type]
+        handed_in = [buffer.post(target, of, 50) for of in (strange, rows(["a"], 1))]
+        buffer.start()
+        answers = await asyncio.gather(*handed_in, return_exceptions=True)
+        return [*answers, await buffer.post(target, rows(["a"], 1), 50)]
+
+    *failed, good = asyncio.run(asyncio.wait_for(post(), WAIT_S))
+    assert all(isinstance(answer, pa.ArrowInvalid | pa.ArrowTypeError) for answer in failed)
+    assert isinstance(good, bytes)
+    assert buffer._used_bytes == 0
 
 
 def test_ids_that_the_collector_took_are_replaced(catalog: Catalog, buffer: AppendBuffer, clicks: StreamRow) -> None:
