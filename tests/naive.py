@@ -106,7 +106,9 @@ def run(operators: list[Record], records: Iterable[Record], *, drop_failing: boo
         is_table, is_final, window = naive_suppress.upstream(operators, place)
         if drop_failing:
             flow = [record for record in flow if _is_tombstone(is_table, record) or not _fails(operator, record)]
-        if operator["op"] == "suppress":
+        if operator["op"] == "aggregate":
+            flow = naive_windows.aggregate(operator, flow, EXPRESSIONS, drop_failing=drop_failing)
+        elif operator["op"] == "suppress":
             flow = naive_suppress.suppress(operator, flow, window)
         elif operator["op"] in ("filter", "map_values") and is_table and not is_final:
             flow = [_updated(operator, record) for record in flow]
@@ -172,10 +174,6 @@ def _deduplicate(operator: Record, flow: list[Record]) -> list[Record]:
     return deduplicate(flow, identity_of(operator), operator["interval_ms"])
 
 
-def _aggregate(operator: Record, flow: list[Record]) -> list[Record]:
-    return naive_windows.aggregate(operator, flow, EXPRESSIONS)
-
-
 _STEPS: dict[str, Callable[[Record, list[Record]], list[Record]]] = {
     "filter": _filter,
     "map_values": _map_values,
@@ -183,6 +181,5 @@ _STEPS: dict[str, Callable[[Record, list[Record]], list[Record]]] = {
     "deduplicate_by_key": _deduplicate,
     "deduplicate_by_key_value": _deduplicate,
     "deduplicate": _deduplicate,
-    "aggregate": _aggregate,
     "distinct": naive_suppress.distinct,
 }

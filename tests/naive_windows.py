@@ -31,8 +31,18 @@ class Aggregate:
         self.emitted: set[Any] = set()
         self.dropped: list[tuple[str, int]] = []
 
+    def feed_or_drop(self, record: Record) -> list[Record]:
+        """The same, but a record at which a sum overflows is dropped, and nothing else has happened."""
+        groups, rest = dict(self.groups), (self.obs, self.obs_by_records, set(self.emitted), list(self.dropped))
+        try:
+            return self.feed(record)
+        except OverflowError:
+            self.groups = groups
+            self.obs, self.obs_by_records, self.emitted, self.dropped = rest
+            return self.drop("integer_overflow", record)
+
     def feed(self, record: Record) -> list[Record]:
-        """What comes out when this record comes in."""
+        """What comes out when this record comes in. Raises OverflowError."""
         if record["key"] is None:
             return self.drop("null_key", record)
         if record["value"] is None and self.type in (None, "sliding"):
@@ -242,12 +252,18 @@ class Function:
             return state + 1
         value = self.of(record)
         if value is None:
-            return state
+            return self.checked(state)
         if self.fn == "collect":
             value = (value,)
         if self.fn == "mean":
             value = (value if isinstance(value, float) else Fraction(value), 1)
-        return self.merge(state, value)
+        return self.checked(self.merge(state, value))
+
+    def checked(self, state: Any) -> Any:
+        """A sum of integers after a record: only then does it have to fit 64 bits."""
+        if self.fn == "sum" and isinstance(state, int) and not -(2**63) <= state < 2**63:
+            raise OverflowError
+        return state
 
     def merge(self, state: Any, other: Any) -> Any:
         if other is NOTHING:
@@ -274,10 +290,11 @@ class Function:
         return None if state is NOTHING else state
 
 
-def aggregate(operator: Record, records: Iterable[Record], of: Of) -> list[Record]:
+def aggregate(operator: Record, records: Iterable[Record], of: Of, *, drop_failing: bool = False) -> list[Record]:
     """All that comes out of an aggregate operator."""
     machine = Aggregate(operator, of)
-    return [out for record in records for out in machine.feed(record)]
+    feed = machine.feed_or_drop if drop_failing else machine.feed
+    return [out for record in records for out in feed(record)]
 
 
 def last_per_batch(batches: Iterable[list[Record]]) -> list[list[Record]]:

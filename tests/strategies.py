@@ -139,13 +139,14 @@ def aggregations(draw: st.DrawFn, name: str = "agg", kinds: tuple[str, ...] | No
 
 
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[Record]:
-    """Records of few keys that come in nearly in order, some of them late, some null, some after a long pause."""
+def arrivals(draw: st.DrawFn, *, large: bool = False) -> list[Record]:
+    """Records of few keys that come in nearly in order, some of them late, some null, some after a long pause; with
+    `large`, most `v` are so large that few make a sum of more than 64 bits.
+    """
+    v = st.integers(-9, 9) | st.sampled_from([2**62, 2**63 - 1, -(2**62), -(2**63)] if large else [0])
     keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=4, unique=True))])
     halves = st.integers(-8, 8).map(lambda n: n / 2)
-    value = st.fixed_dictionaries(
-        {"v": st.none() | st.integers(-9, 9), "d": st.none() | halves, "id": st.none() | texts}
-    )
+    value = st.fixed_dictionaries({"v": st.none() | v, "d": st.none() | halves, "id": st.none() | texts})
     steps = st.tuples(keys, st.none() | value, st.integers(0, 4), st.sampled_from([0, 0, 0, 1, 2, 5, 9, 30]))
     found, now = [], draw(st.sampled_from([0, 0, 100]))
     for key, given, step, back in draw(st.lists(steps, max_size=40)):

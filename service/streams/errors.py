@@ -190,12 +190,12 @@ class ExpressionFailed(OperatorFailed):
 
 
 class AggregateFailed(OperatorFailed):
-    """An aggregate can not take a record. `key` is the key, as text."""
+    """An aggregate can not take a record. `key` is the key, as text; `row` the record's index in the batch at hand."""
 
     code = "aggregate_failed"
 
-    def __init__(self, operator: str, aggregate: str, key: str, ordinal: int, detail: str) -> None:
-        self.aggregate, self.key = aggregate, key
+    def __init__(self, operator: str, aggregate: str, key: str, row: int, ordinal: int, detail: str) -> None:
+        self.aggregate, self.key, self.row = aggregate, key, row
         super().__init__(operator, ordinal, detail)
 
     def words(self) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.streams.operators import into_sessions
 from tests import naive, naive_windows, strategies
-from tests.task import Task, batch_of, check_replay, cut, held, job, outputs, run_all
+from tests.task import Task, batch_of, check_replay, cut, held, job, outputs, parts, run_all
 
 STORE = "t-agg"
 WINDOWED = ("tumbling", "hopping", "sliding", "session")
@@ -54,6 +54,17 @@ def test_aggregate_equals_the_oracle_however_it_is_cut_and_whenever_time_is_move
         assert outputs(result) == expected
         assert Counter(dropped(result)) == Counter(oracle.dropped)
         assert task.chain.horizon(task.states) == oracle.horizon()
+
+
+@given(strategies.aggregations(), strategies.arrivals(large=True), strategies.batch_sizes)
+def test_a_record_at_which_a_sum_overflows_is_dropped_as_if_it_had_never_been(operator, records, sizes):
+    operator["aggregates"]["s"] = {"fn": "sum", "of": "(value->>'v')::bigint"}
+    task = Task(job([operator]), on_error="drop")
+    oracle = naive_windows.Aggregate(operator, naive.EXPRESSIONS)
+    expected = [out for record in records for out in oracle.feed_or_drop(record)]
+    results = [result for batch in cut(records, sizes) for result in parts(task, batch)]
+    assert [out for result in results for out in outputs(result)] == expected
+    assert Counter(drop for result in results for drop in dropped(result)) == Counter(oracle.dropped)
 
 
 @given(strategies.aggregations(), strategies.arrivals(), strategies.batch_sizes)

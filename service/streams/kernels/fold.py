@@ -40,7 +40,11 @@ def count(kinds, slots, others, outs, counts, out):  # type: ignore[no-untyped-d
 
 @nb.njit(nb.int64(*_EVENTS, _INT64S, _FLAGS, _INTS_OUT, _FLAGS_OUT, _INTS_OUT, _FLAGS_OUT), cache=True)
 def add_integers(kinds, slots, others, outs, values, valid, totals, seen, out, out_seen):  # type: ignore[no-untyped-def]
-    """Exact sums. Returns the first event whose sum passes 64 bits, NO_OVERFLOW when none does."""
+    """Exact sums. Returns the first event that takes in a record and leaves a sum beyond 64 bits, NO_OVERFLOW: none.
+
+    What merges for a record may pass them on the way: `carry` is the part of the sum beyond, of the slot at hand.
+    """
+    carry = 0
     for i in range(len(kinds)):
         slot, other = slots[i], others[i]
         if kinds[i] == COPY:
@@ -53,8 +57,10 @@ def add_integers(kinds, slots, others, outs, values, valid, totals, seen, out, o
             if has_value:
                 total = totals[slot] + value
                 if ((totals[slot] ^ total) & (value ^ total)) < 0:
-                    return i
+                    carry += 1 if value >= 0 else -1
                 totals[slot], seen[slot] = total, True
+            if kinds[i] <= JOIN and carry != 0:
+                return i
         if outs[i] >= 0:
             out[outs[i]], out_seen[outs[i]] = totals[slot], seen[slot]
     return NO_OVERFLOW

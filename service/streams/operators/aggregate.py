@@ -15,6 +15,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
 from service.streams.clock import CloseReason
+from service.streams.errors import AggregateFailed
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.layouts.changelog import changelog_of
@@ -50,6 +51,7 @@ from service.streams.samples import LATENESS, WINDOW_DROPS, Measure
 from service.streams.stores.families import Table
 from service.streams.stores.reading import Form
 
+LEAST_AFTER_FAILURE: Final = 1000  # rows that are tried behind one at which a function failed
 MOST_AT_ONCE: Final = 1 << 18  # windows that close in one step, each with some 700 bytes of memory
 MOST_BYTES_AT_ONCE: Final = 64 << 20  # that they may take in the store
 _SAMPLED: Final = 256  # of which that is guessed
@@ -156,10 +158,11 @@ class Aggregate:
     def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The updates of records in order, or the results of the windows that they close.
 
-        Where the first of them closes too much at once, it is the first part of that, and no row is taken. Raises
-        ExpressionFailed and AggregateFailed with the row.
+        Where the first of them closes too much at once, it is the first part of that, and no row is taken. Where a
+        function fails at one that is not to fail the job, those before it are taken: it comes first in what is left,
+        and is dropped there as if it had never been. Raises ExpressionFailed and AggregateFailed with the row.
         """
-        taken = rows
+        taken, failing = rows, list[Dropped]()
         while True:
             try:
                 step = self._process(taken, state)
@@ -167,10 +170,16 @@ class Aggregate:
             except TooMany as error:
                 count = self._place(taken, error.first)
                 if not count:
-                    return self._close_first(rows, state)
+                    step, taken = self._close_first(taken, state), taken.slice(0, 0)
+                    break
                 taken = taken.slice(0, count)
+            except AggregateFailed as error:
+                count = self._before(taken, error)
+                failing += [] if count else [Dropped(self.name, error.code, taken.slice(0, 1))]
+                rows = rows if count else rows.slice(1)
+                taken = rows.slice(0, count or LEAST_AFTER_FAILURE)
         left = rows.slice(taken.num_rows)
-        return replace(step, rest=Rest(left)) if left.num_rows else step
+        return replace(step, dropped=[*failing, *step.dropped], rest=Rest(left) if left.num_rows else None)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
         """The results of the windows that close first on the way to a stream time, as many as one step lets go."""
@@ -205,6 +214,12 @@ class Aggregate:
             first.column("timestamp")[0].as_py(), state, "stream_time", first.column("ordinal")[0].as_py()
         )
         return replace(step, rest=Rest(rows))
+
+    def _before(self, rows: pa.RecordBatch, error: AggregateFailed) -> int:
+        """How many rows come before the one that fails. Raises the error where it is to fail the job."""
+        if self.on_error == "fail":
+            raise error
+        return self._place(rows, error.row)
 
     def _place(self, rows: pa.RecordBatch, count: int) -> int:
         """Where the row lies before which so many move stream time."""
@@ -281,6 +296,9 @@ class Aggregate:
             out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
         except TooMany as error:
             raise TooMany(int(np.flatnonzero(is_kept)[error.first])) from error
+        except AggregateFailed as error:
+            error.row = int(np.flatnonzero(is_kept)[error.row])
+            raise
         forward = self._closings(keyed, gathered, move) if self.is_final else self._updates(rows, gathered, said, out)
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),

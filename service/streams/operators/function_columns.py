@@ -122,7 +122,7 @@ class FunctionColumns:
 
     def _located(self, kind: Any, name: str, rows: pa.RecordBatch, row: int, detail: str) -> Exception:
         key = rows.column("key")[row].as_py().decode("utf-8", "replace")
-        error: Exception = kind(self._operator, name, key, rows.column("ordinal")[row].as_py(), detail)
+        error: Exception = kind(self._operator, name, key, row, rows.column("ordinal")[row].as_py(), detail)
         return error
 
 

@@ -3,8 +3,8 @@
 It knows each function's state, how events change it (`kernels.fold`, or a loop here for what is no number) and the
 JSON of its result. It refuses to know windows: a slot is a group, an event says which record goes into which.
 
-Null inputs are skipped by all but count. Integers are exact, a sum that passes 64 bits is an error; doubles are
-doubles, added in the order of events; decimals are exact.
+Null inputs, of SQL or of JSON, are skipped by all but count. Integers are exact, a sum that passes 64 bits is an error;
+doubles are doubles, added in the order of events; decimals are exact.
 """
 
 from __future__ import annotations
@@ -569,8 +569,11 @@ class Custom(Objects):
         if not self._is_given:
             values = [None if text is None else json.loads(text) for text in rows.column("value").to_pylist()]
             return Inputs(values, np.ones(len(values), np.bool_), rows.column("key"))
+        given = _given(column)
+        if pa.types.is_floating(given.type):  # NaN and infinities are themselves here
+            return Inputs(given.to_pylist(), _valid(given), rows.column("key"))
         texts = _json_texts(column, rows)
-        return texts._replace(values=[None if text is None else json.loads(text) for text in texts.values])
+        return texts._replace(values=[json.loads(text) for text in texts.values])
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
         mine = aggregator_named(self._name)
@@ -670,10 +673,13 @@ def _doubles(column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
 
 
 def _json_texts(column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
-    """The JSON of values; what has none (NaN, infinities) is null there, and not skipped."""
+    """The JSON of values; a null of JSON is one of SQL."""
     given = _given(column)
-    texts = json_form.texts(given).fill_null("null").to_pylist()
-    return Inputs(texts, _valid(given), rows.column("key"))
+    texts, valid = json_form.texts(given).fill_null("null"), _valid(given)
+    if isinstance(given.type, pa.JsonType):
+        is_null = pc.equal(pc.utf8_trim_whitespace(texts), "null")
+        valid = valid & ~is_null.to_numpy(zero_copy_only=False)
+    return Inputs(texts.to_pylist(), valid, rows.column("key"))
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,7 +1,8 @@
 """How SQL values look in JSON, column by column.
 
-It knows it exactly: integers digit by digit, doubles in the shortest text that reads back the same, JSON as it was
-written, null where there is none. It refuses to know whose values they are.
+It knows it exactly: integers digit by digit, doubles in the shortest text that reads back the same, those that JSON
+does not have as the strings "NaN", "Infinity" and "-Infinity" (which SQL casts back), JSON as it was written. It
+refuses to know whose values they are.
 """
 
 from __future__ import annotations
@@ -61,9 +62,17 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _as_double(column: pa.Array) -> pa.Array:
-    """Whole numbers keep their point (1.0); JSON has no NaN and no infinities, so these are null."""
+    """Whole numbers keep their point (1.0)."""
     texts = pc.replace_substring_regex(column.cast(pa.utf8()), r"^(-?[0-9]+)$", r"\1.0")
-    return pc.if_else(pc.is_finite(column), texts, None)
+    if pc.all(pc.is_finite(column)).as_py() is not False:
+        return texts
+    for is_such, text in (
+        (pc.is_nan(column), '"NaN"'),
+        (pc.equal(column, float("inf")), '"Infinity"'),
+        (pc.equal(column, float("-inf")), '"-Infinity"'),
+    ):
+        texts = pc.if_else(is_such, text, texts)
+    return texts
 
 
 def _as_quoted(column: pa.Array) -> pa.Array:

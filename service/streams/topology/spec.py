@@ -120,7 +120,7 @@ class JobSpec(Spec):
         bool, Field(description="Equal keys share a partition, though the source was written with explicit ones.")
     ] = False
     on_error: Annotated[
-        OnError, Field(description="A record on which an expression fails: `fail` the job, or `drop` the record.")
+        OnError, Field(description="A record on which an operator fails: `fail` the job, or `drop` the record.")
     ] = "fail"
 
     @classmethod

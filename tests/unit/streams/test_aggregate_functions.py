@@ -8,7 +8,7 @@ import pytest
 from service.streams.errors import AggregateTooLarge, AggregatorFailed, ExpressionFailed, IntegerOverflow
 from service.streams.operators import functions, installed_aggregators
 from service.streams.topology.spec import JobSpec
-from tests.task import Task, batch_of, cut, job, outputs, parts, run_all
+from tests.task import Task, batch_of, cut, dropped, job, outputs, parts, run_all
 
 SESSION = {"type": "session", "gap_ms": 5}
 V = "(value->>'v')::bigint"
@@ -80,13 +80,59 @@ def test_merging_sessions_can_overflow_too():
     assert (failed.value.key, failed.value.offset) == ("é", 2)
 
 
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [((2**63 - 1, 5, -10), 2**63 - 6), ((-(2**63), -(2**62), 2**62), -(2**63)), ((2**62, 2**62, -1), 2**63 - 1)],
+)
+def test_merging_sessions_may_pass_64_bits_on_the_way_where_the_result_does_not(values, total):
+    first, second, joins = values
+    given = [{"key": "a", "value": {"v": v}, "timestamp": at} for v, at in ((first, 10), (second, 20), (joins, 15))]
+    for sizes in ([], [1, 1, 1]):
+        running = task("sum", V, {**SESSION, "grace_ms": 100})
+        assert run_all(running, cut(given, sizes))[-1]["value"] == {"x": total}
+
+
+def lenient(*values, **fields):
+    """Outputs, and what was dropped as (reason, offset), of a sum over these where failing records are dropped."""
+    aggregates = {"x": {"fn": "sum", "of": V}, "n": {"fn": "count"}}
+    operator = {"op": "aggregate", "name": "agg", "aggregates": aggregates, **fields}
+    running = Task(job([operator]), on_error="drop")
+    found = parts(running, batch_of(records(*values)))
+    out = [(record["value"]["x"], record["value"]["n"]) for result in found for record in outputs(result)]
+    return out, [(reason, at) for result in found for _, reason, at in dropped(result)]
+
+
+def test_on_error_drop_covers_an_overflow_and_the_other_functions_of_the_record_have_not_seen_it():
+    out, gone = lenient(2**63 - 1, 1, -1, 1, 1, 7)
+    assert out == [(2**63 - 1, 1), (2**63 - 2, 2), (2**63 - 1, 3)]
+    assert gone == [("integer_overflow", at) for at in (1, 4, 5)]
+
+
+def test_a_record_that_overflows_does_not_move_time():
+    window = {"type": "tumbling", "size_ms": 2}
+    out, gone = lenient(2**63 - 1, 1, 3, window=window, emit="on_window_close")
+    assert (out, gone) == ([(2**63 - 1, 1)], [("integer_overflow", 1)])
+
+
+def test_many_records_that_overflow_are_dropped_in_few_passes(monkeypatch):
+    passes = []
+    fold = functions.fold.add_integers
+    monkeypatch.setattr(functions.fold, "add_integers", lambda *given: passes.append(len(given[0])) or fold(*given))
+    out, gone = lenient(2**63 - 1, *[1] * 500)
+    assert (len(out), len(gone)) == (1, 500)
+    assert len(passes) <= 3 * 500
+
+
 def test_sums_of_doubles_are_doubles():
     assert last("sum", "(value->>'v')::double", 1, 2) == "3.0"
     assert last("sum", "(value->>'v')::double", 0.1, 0.2) == "0.30000000000000004"
 
 
-def test_a_double_that_json_does_not_have_is_null():
-    assert last("sum", "(value->>'v')::double", "inf") == "null"
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("fn", ["sum", "mean", "min", "max", "first", "last", "collect"])
+def test_a_double_that_json_does_not_have_is_a_word(fn, word):
+    shown = last(fn, "(value->>'v')::double", word)
+    assert shown == (f'["{word}"]' if fn == "collect" else f'"{word}"')
 
 
 def test_sums_of_decimals_are_exact():
@@ -118,7 +164,7 @@ def test_a_float_keeps_its_own_digits():
 
 def test_nan_is_greater_than_every_number():
     assert last("min", "(value->>'v')::double", "nan", 1) == "1.0"
-    assert last("max", "(value->>'v')::double", "nan", 1) == "null"
+    assert last("max", "(value->>'v')::double", "nan", 1) == '"NaN"'
 
 
 # ---------------------------------------------------------------- texts, JSON, nulls
@@ -135,8 +181,8 @@ def test_texts_are_quoted_as_json():
 
 def test_collect_keeps_values_of_every_type_in_order():
     assert last("collect", V, 2, 1, 2) == "[2,1,2]"
-    assert last("collect", "value->'v'", {"b": [1]}, None, "x") == '[{"b":[1]},null,"x"]'
-    assert last("collect", "(value->>'v')::double", 1, "nan") == "[1.0,null]"
+    assert last("collect", "value->'v'", {"b": [1]}, None, "x") == '[{"b":[1]},"x"]'
+    assert last("collect", "(value->>'v')::double", 1, "nan") == '[1.0,"NaN"]'
     assert last("collect", "value->>'v'", "a,b", '"') == '["a,b","\\""]'
 
 
@@ -163,6 +209,12 @@ def test_nulls_are_skipped_and_do_not_override():
     assert last("last", V, 1, None) == "1"
     assert last("first", V, None, 2, 3) == "2"
     assert last("first", "value->>'v'", None, "x", "y") == '"x"'
+
+
+@pytest.mark.parametrize(("fn", "shown"), [("first", "1"), ("last", "1"), ("collect", "[1]")])
+def test_a_null_of_json_is_skipped_as_one_of_sql_is(fn, shown):
+    assert last(fn, "value->'v'", None, 1, None) == shown
+    assert last(fn, "value->'v'", None) == ("[]" if fn == "collect" else "null")
 
 
 def test_values_stand_in_the_order_of_the_specification():
