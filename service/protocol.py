@@ -82,10 +82,13 @@ class HeldTask(msgspec.Struct, frozen=True):
 
 
 class PollRequest(msgspec.Struct, frozen=True):
-    """The tasks that the slot holds; the answer comes when that changes or there is work."""
+    """The tasks that the slot holds, and the specification that it knows (empty: not said); the answer comes when one
+    of them changes or there is work.
+    """
 
     tasks: list[HeldTask] = []
     timeout_ms: WaitMs = MAX_WAIT_MS
+    spec_sha256: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class SegmentsRequest(msgspec.Struct, frozen=True):
@@ -225,6 +228,7 @@ class JobToRun(msgspec.Struct, frozen=True):
     name: str
     spec: dict[str, Any]
     topology: dict[str, Any]
+    spec_sha256: str = ""
 
 
 class StreamRef(msgspec.Struct, frozen=True):
@@ -299,10 +303,11 @@ class AssignedTask(msgspec.Struct, frozen=True):
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
-    """What a slot should do, and exactly the tasks that it owns."""
+    """What a slot should do, exactly the tasks that it owns, and the job where the slot knows a former one."""
 
     directive: Literal["run", "leave"]
     tasks: list[AssignedTask] = []
+    job: JobToRun | None = None
 
 
 class ChunkRange(msgspec.Struct, frozen=True):

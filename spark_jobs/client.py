@@ -129,9 +129,17 @@ class Api:
         """Become a slot of a job in the place of the one before. Raises ApiError."""
         return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", SlotRequest(slot_id, job_id, index))
 
-    def poll(self, slot: str, held: Sequence[HeldTask], wait_ms: int, *, patience_s: float = PATIENCE_S) -> PollAnswer:
+    def poll(
+        self,
+        slot: str,
+        held: Sequence[HeldTask],
+        wait_ms: int,
+        *,
+        spec_sha256: str = "",
+        patience_s: float = PATIENCE_S,
+    ) -> PollAnswer:
         """What to do next with the tasks held; waits until there is something. Raises ApiError."""
-        held_now = PollRequest(list(held), wait_ms)
+        held_now = PollRequest(list(held), wait_ms, spec_sha256)
         return self._ask(PollAnswer, "POST", f"{slot}:poll", held_now, wait_s=wait_ms / 1000, patience_s=patience_s)
 
     def find_chunks(self, slot: str, stream_id: str, partition: int, offset: int, max_records: int) -> ChunkRange:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from service.protocol import AssignedTask, JoinedSlot
+from service.protocol import AssignedTask, JobToRun, JoinedSlot
 from service.storage.segments import Storage
 from service.storage.view import View
 from service.streams.topology.chain import Chain
@@ -27,13 +27,18 @@ class SlotJob:
     def __init__(
         self, place: Place, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
     ) -> None:
-        self._topology = Topology.from_json(joined.job.topology)
-        self._on_error = joined.job.spec["on_error"]
+        self._chain = cache(self._make_chain)
+        self.respecify(joined.job)
         self._routes = Routes(joined.streams, joined.stores)
         self._storage, self._footprint = storage, footprint
-        self._chain = cache(self._make_chain)
         self._stores = JobStores(place, joined, self._topology, storage, find)
         self.views: Copies[View] = Copies(self._stores.view)
+
+    def respecify(self, job: JobToRun) -> None:
+        """Run by this specification from now on; stores and streams are those of the former one."""
+        self.spec_sha256 = job.spec_sha256
+        self._topology, self._on_error = Topology.from_json(job.topology), job.spec["on_error"]
+        self._chain.cache_clear()
 
     def close(self) -> None:
         """Close its views, and the connection to Redis."""

@@ -19,9 +19,13 @@ class Rounds:
     """The rounds of one slot. `full_batch`: offsets of one input at which a batch is full and does not wait."""
 
     def __init__(self, interval_s: float, full_batch: int) -> None:
-        self._interval_s, self._full_batch = interval_s, full_batch
+        self.change(interval_s, full_batch)
         self._start_s = time.monotonic() - interval_s
         self._has_full_batch = self._is_cut_short = False
+
+    def change(self, interval_s: float, full_batch: int) -> None:
+        """Another interval, also for the round that waits."""
+        self._interval_s, self._full_batch = interval_s, full_batch
 
     def turns(self, tasks: Collection[StreamTask]) -> Iterator[StreamTask]:
         """The tasks to run now, those first that have waited longest; it ends early when that takes ROUND_S."""

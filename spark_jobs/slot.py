@@ -20,7 +20,7 @@ from typing import Final, Self
 import structlog
 
 from service import logs
-from service.protocol import AssignedTask, ChunkRange, JoinedSlot, TaskError, Verdict
+from service.protocol import AssignedTask, ChunkRange, JobToRun, JoinedSlot, TaskError, Verdict
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
@@ -112,8 +112,7 @@ class Slot:
         self._views = self._job.views
         self._tasks: dict[str, StreamTask] = {}
         self._writer = SegmentWriter(storage, partial(api.register_segments, self._path))
-        spec = joined.job.spec
-        self._rounds = Rounds(spec["commit_interval_ms"] / 1000, spec["max_batch_records"])
+        self._rounds = Rounds(*_pace(joined.job))
         self._border = TaskBorder(self._report, joined.streams, self.log)
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
 
@@ -132,9 +131,12 @@ class Slot:
         time.sleep(self._rounds.pause_s(self._tasks.values()))
         try:
             held = [task.held(self._joined.stores) for task in self._tasks.values()]
-            answer = self._api.poll(self._path, held, self._wait_ms())
+            answer = self._api.poll(self._path, held, self._wait_ms(), spec_sha256=self._job.spec_sha256)
             if answer.directive == "leave":
                 return self._leave()
+            if answer.job is not None:
+                self._job.respecify(answer.job)
+                self._rounds.change(*_pace(answer.job))
             self._own(answer.tasks)
             self._restore()
             self._run_round()
@@ -260,6 +262,11 @@ class Slot:
 
     def _report(self, task: StreamTask, error: TaskError) -> None:
         self._api.fail_task(self._path, task_id=task.assigned.task, epoch=task.assigned.epoch, error=error)
+
+
+def _pace(job: JobToRun) -> tuple[float, int]:
+    """The commit interval (s), and the records of a full batch."""
+    return job.spec["commit_interval_ms"] / 1000, job.spec["max_batch_records"]
 
 
 def _until_s(*, is_alone: bool) -> float:

@@ -218,7 +218,9 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
     until = _deadline(body.timeout_ms, state.settings.lease_ms)
     while True:
         seen = state.hub.seen
-        found = await run_in_threadpool(coordinator.poll_slot, state.catalog, slot, body.tasks, instance_id=instance)
+        found = await run_in_threadpool(
+            coordinator.poll_slot, state.catalog, slot, body.tasks, instance_id=instance, known=body.spec_sha256
+        )
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:
             return _answer(found.answer)

@@ -250,7 +250,9 @@ async def change_job(
     caller: Writer,
     _if_match: Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")] = None,
 ) -> Response:
-    """Change a stopped or failed job: how much it takes at once, how often, what its buffers may hold; stores stay.
+    """Change how much a job takes at once, how often, when silence closes, what buffers may hold: also while it runs.
+
+    `parallelism`, `keep_dropped` and `on_error` change while it is stopped or failed. Stores stay in any case.
 
     An ETag stays good for this while the job's `version` does, whatever is posted to its sources meanwhile.
     """
@@ -445,12 +447,17 @@ def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:
 
 def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -> dict[str, Any]:
     job = job_states.lock_job(s, name=name)
-    job_states.require_changeable(job)
+    before = JobSpec.parse(job.spec)
+    if change.needs_stop(before):
+        job_states.require_changeable(job)
     if tag.rpartition("-")[0] != _version(job.id, job.etag):
         raise StaleTag(name)
-    spec = change.applied_to(JobSpec.parse(job.spec))
+    spec = change.applied_to(before)
     counts = {source.name: source.partitions for source in jobs.streams_of(s, job.id, "source")}
-    topology = graph.compile(spec, counts)  # who chose partitions since it was made is no reason to refuse this
+    try:
+        topology = graph.compile(spec, counts)  # who chose partitions since it was made is no reason to refuse this
+    except InvalidSpec as error:  # a sink is where dropped records would go: nothing else of it is changed here
+        raise InvalidSpec([Problem("/keep_dropped", each.detail) for each in error.errors]) from error
     coordinator.change_spec(s, job, spec, topology, reason=f"changed: {change.to_text()}", who=who)
     return _view_of(s, name)
 

@@ -27,6 +27,7 @@ from service.streams.errors import (
     StreamExists,
     UnknownStream,
 )
+from service.streams.operators.fields import absent_stays
 
 router = APIRouter(tags=["streams"])
 
@@ -51,8 +52,8 @@ Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 EXAMPLE = {"name": "clicks", "partitions": 4, "fields": {"id": "string", "amount": "double?"}}
 
 
-class StreamChange(BaseModel):
-    """Settings of a stream that may change; one that is absent stays."""
+class StreamSettings(BaseModel):
+    """Settings of a stream that may change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -68,7 +69,13 @@ class StreamChange(BaseModel):
     ] = False
 
 
-class StreamRequest(StreamChange):
+class StreamChange(StreamSettings):
+    """Settings to change; one that is absent stays."""
+
+    model_config = ConfigDict(json_schema_extra=absent_stays)
+
+
+class StreamRequest(StreamSettings):
     """A stream to make."""
 
     name: StreamName

@@ -25,7 +25,6 @@ from service.catalog.job_states import (
     lock_job,
     lock_tasks,
     note_transition,
-    require_changeable,
 )
 from service.catalog.jobs import streams_of
 from service.catalog.start_positions import start_of, start_offset
@@ -108,13 +107,17 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
 
 
 def set_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
-    """Give a locked job another specification, for the same streams, stores and tasks. Raises IllegalTransition."""
-    require_changeable(job)
+    """Give a locked job another specification, for the same sinks, stores and tasks.
+
+    Raises StreamExists in the place of the stream of dropped records.
+    """
     columns = _specified(spec, topology)
     if columns["spec_sha256"] == job.spec_sha256:
         return
     for column, value in columns.items():
         setattr(job, column, value)
+    for sub_topology in topology.sub_topologies:
+        _keep_dropped(s, job, sub_topology)
     job.etag += 1
     note_transition(s, job, job.state, job.state, reason or "changed", who)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
@@ -162,10 +165,21 @@ def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubT
     _relate(s, job, sources, "source")
     _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
     _add_stores(s, job, sub_topology)
-    if sub_topology.dropped is not None:
-        kept = create_stream(s, sub_topology.dropped, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
-        _relate(s, job, [kept], "internal")
+    _keep_dropped(s, job, sub_topology)
     _add_tasks(s, job, spec, sub_topology, sources, start)
+
+
+def _keep_dropped(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
+    """Make the stream of dropped records where it is wanted; it stays when that is no longer so."""
+    name = sub_topology.dropped
+    if name is None:
+        return
+    found = find_stream(s, name)
+    if found is None:
+        kept = create_stream(s, name, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
+        _relate(s, job, [kept], "internal")
+    elif found.job_id != job.id:
+        raise StreamExists(name, "the job would keep dropped records there").at("/keep_dropped")
 
 
 def _sink(s: Session, name: str, partitions: int) -> StreamRow:

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from service.catalog.inputs import READ, TaskInput, input_of
 from service.catalog.segments import chunks_from
-from service.catalog.tables import Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
-from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, Role
+from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
+from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, JobToRun, Role
 
 
 @dataclass(slots=True)
@@ -86,6 +86,11 @@ _CHANGELOGS = (
     )
     .where(ReplicaRow.slot_id == bindparam("slot_id"))
 )
+
+
+def job_to_run(job: JobRow) -> JobToRun:
+    """A job, for those who run it."""
+    return JobToRun(job.id, job.name, job.spec, job.topology, job.spec_sha256)
 
 
 def assigned_to(s: Session, slot_id: str) -> list[Assigned]:

@@ -17,9 +17,10 @@ from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, 
 from service.catalog.job_states import STAFFED, lock_job
 from service.catalog.jobs import streams_of
 from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, StoreRow, TaskRow
+from service.catalog.tasks import job_to_run
 from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
 from service.coordinator.ownership import end_slots, members_of, rebalance, take_tasks
-from service.protocol import JobToRun, JoinedSlot, StoreRef, StreamRef, WantedJob, WantedJobs
+from service.protocol import JoinedSlot, StoreRef, StreamRef, WantedJob, WantedJobs
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
 
@@ -211,7 +212,7 @@ def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> Join
         slot=slot_id,
         lease_ms=lease_ms,
         lineage=lineage_of(s),
-        job=JobToRun(job.id, job.name, job.spec, job.topology),
+        job=job_to_run(job),
         streams={at.name: StreamRef(at.id, at.partitions) for at in streams_of(s, job.id)},
         stores={store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},
     )

@@ -20,7 +20,7 @@ from service.catalog.engine import Catalog, Now, job_topic, stream_topic
 from service.catalog.job_states import STAFFED, WORKING, fail_job, lock_job
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
 from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
-from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe
+from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe, job_to_run
 from service.coordinator.leases import (
     LEASE_OF_SLOT,
     LIVE,
@@ -49,7 +49,7 @@ class PollOutcome:
 
 _SLOT = (
     select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
-    .add_columns(JobRow.idle_close_after_ms, exists().where(SkipRow.job_id == JobRow.id))
+    .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
     .join(JobRow, JobRow.id == SlotRow.job_id)
     .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
@@ -58,18 +58,18 @@ _SLOT = (
 
 
 def poll_slot(
-    catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None
+    catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None, known: str = ""
 ) -> PollOutcome:
-    """What a slot that holds these tasks should do next.
+    """What a slot that holds these tasks should do next; `known` is the digest of the specification that it runs by.
 
     One read-only look of three queries, and one more per task with work. A write comes only with something to
     write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
     Raises InstanceGone, UnknownSlot (it is another instance's).
     """
-    look = catalog.read(_look, slot_id, held, instance_id)
+    look = catalog.read(_look, slot_id, held, instance_id, known)
     if look.is_write_due:
         catalog.write(_keep_slot, slot_id, look.reports)
-        look = catalog.read(_look, slot_id, held, instance_id)
+        look = catalog.read(_look, slot_id, held, instance_id, known)
     return look.outcome
 
 
@@ -86,11 +86,12 @@ class _SlotNow(NamedTuple):
     is_working: bool
     max_batch_records: int
     idle_close_after_ms: int | None
+    spec_sha256: str
     has_skips: bool
     is_lease_due: bool
 
 
-def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None) -> _Look:
+def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None, known: str) -> _Look:
     now = _slot_now(s, slot_id)
     require_same_instance(slot_id, now.instance_id, instance_id)
     topics = {job_topic(now.job_id)}
@@ -110,8 +111,9 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
         has_skips=now.has_skips,
     )
     is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
-    is_ready = is_news or any(task.is_due for task in described)
-    outcome = PollOutcome(PollAnswer("run", described), is_ready, frozenset(topics), to_advance.look_again_ms)
+    changed = job_to_run(s.get_one(JobRow, now.job_id)) if known not in {"", now.spec_sha256} else None
+    is_ready = is_news or changed is not None or any(task.is_due for task in described)
+    outcome = PollOutcome(PollAnswer("run", described, changed), is_ready, frozenset(topics), to_advance.look_again_ms)
     reports = {
         task.id: _report(mine, changelogs.get(task.id, []))
         for task in tasks
@@ -130,10 +132,10 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
-    job_id, instance_id, job_state, instance_state, max_batch_records, idle_ms, has_skips, left_ms, lease_ms = row
+    job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms = row
     is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
     is_working = job_state in WORKING
-    return _SlotNow(job_id, instance_id, is_wanted, is_working, max_batch_records, idle_ms, has_skips, is_due)
+    return _SlotNow(job_id, instance_id, is_wanted, is_working, most, idle_ms, digest, has_skips, is_due)
 
 
 def _is_to_write(task: Assigned, report: Report | None) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
 from service.catalog.job_creation import set_spec
-from service.catalog.job_states import lock_job, move
+from service.catalog.job_states import MAY_CHANGE, lock_job, move
 from service.catalog.tables import JobRow, SlotRow
 from service.coordinator.leases import LIVE
 from service.coordinator.ownership import end_slots, lock_holdings, rebalance
@@ -31,11 +31,14 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
 
 
 def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
-    """Give a locked job that is stopped or failed another specification. Raises IllegalTransition.
+    """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists.
 
-    A slot that has not left yet knows the former one: it is ended, so that it joins anew where the job goes on.
+    A slot that has not left a stopped or failed job yet is ended, so that it joins anew where the job goes on: there,
+    streams and slots may change as well.
     """
     set_spec(s, job, spec, topology, reason=reason, who=who)
     s.flush()
+    if job.state not in MAY_CHANGE:
+        return
     live = select(SlotRow.id).where(SlotRow.job_id == job.id, SlotRow.state == LIVE)
     end_slots(s, s.scalars(live).all(), "the job was changed")

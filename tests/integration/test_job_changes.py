@@ -173,7 +173,10 @@ def test_a_job_made_again_under_the_name_has_another_tag(api: httpx.Client) -> N
         ({"name": "other"}, "/name"),
         ({"source": "clicks"}, "/source"),
         ({"operators": []}, "/operators"),
-        ({"on_error": "drop"}, "/on_error"),
+        ({"on_error": "explode"}, "/on_error"),
+        ({"on_error": None}, "/on_error"),
+        ({"keep_dropped": None}, "/keep_dropped"),
+        ({"keep_dropped": 1}, "/keep_dropped"),
         ({"max_batch_records": 0}, "/max_batch_records"),
         ({"max_batch_records": None}, "/max_batch_records"),
         ({"max_batch_records": "7"}, "/max_batch_records"),
@@ -226,10 +229,50 @@ def test_a_job_that_is_not_there_is_404(untouched: Serving) -> None:
     refused(api.patch("/v1/jobs/nobody", json={}, headers=tag_of(api)), 404, "unknown_job")
 
 
+WHILE_RUNNING: dict[str, Any] = {
+    "max_batch_records": 7,
+    "commit_interval_ms": 5,
+    "idle_close_after_ms": 900,
+    "buffers": {"final": {"max_records": 50}},
+}
+STOPPED_FIRST = [{"on_error": "drop"}, {"keep_dropped": True}, {"parallelism": 1}]
+
+
 @pytest.mark.parametrize("verbs", [["restart"], ["restart", "pause"]])
-def test_a_job_that_somebody_may_run_is_not_changed(api: httpx.Client, verbs: list[str]) -> None:
+def test_a_job_that_somebody_may_run_takes_what_its_slots_take_over(api: httpx.Client, verbs: list[str]) -> None:
     for verb in verbs:
         state = api.post(f"{PATH}:{verb}").json()["state"]
-    answer = change(api, {"max_batch_records": 7})
-    refused(answer, 409, "illegal_transition")
-    assert state in answer.json()["detail"]
+    for body in STOPPED_FIRST:
+        answer = change(api, {**WHILE_RUNNING, **body})
+        refused(answer, 409, "illegal_transition")
+        assert state in answer.json()["detail"]
+    changed = change(api, {**WHILE_RUNNING, "on_error": "fail", "keep_dropped": False, "parallelism": None})
+    assert (changed.status_code, changed.json()["state"]) == (200, state), changed.text
+    assert changed.json()["spec"]["idle_close_after_ms"] == 900
+    assert changed.json()["spec"]["operators"][1]["buffer"]["max_records"] == 50
+
+
+def test_dropped_records_are_kept_from_a_change_on_and_stay_when_that_ends(api: httpx.Client) -> None:
+    assert api.get(f"{PATH}/dropped").json()["stream"] is None
+    assert change(api, {"keep_dropped": True, "on_error": "drop"}).json()["spec"]["on_error"] == "drop"
+    assert api.get(f"{PATH}/dropped").json()["stream"] == "visits-dropped"
+    kept = api.get("/v1/streams/visits-dropped").json()
+    assert (kept["kind"], len(kept["partitions"])) == ("dropped", 2)
+    [sub_topology] = api.get(f"{PATH}/topology").json()["sub_topologies"]
+    assert sub_topology["dropped"] == "visits-dropped"
+    for is_kept in (False, True):
+        assert change(api, {"keep_dropped": is_kept}).status_code == 200
+        assert api.get("/v1/streams/visits-dropped").json()["id"] == kept["id"]
+    assert api.delete(PATH).status_code == 204
+    assert api.get("/v1/streams/visits-dropped").status_code == 404
+
+
+def test_dropped_records_are_not_kept_in_somebodys_stream(api: httpx.Client) -> None:
+    api.post("/v1/streams", json={"name": "visits-dropped", "partitions": 2}).raise_for_status()
+    assert refused(change(api, {"keep_dropped": True}), 409, "stream_exists") == ["/keep_dropped"]
+    body = {**JOB, "name": "other", "sink": "other-dropped"}
+    api.post("/v1/jobs", json=body).raise_for_status()
+    api.post("/v1/jobs/other:stop")
+    tag = {"If-Match": api.get("/v1/jobs/other").headers["ETag"]}
+    answer = api.patch("/v1/jobs/other", json={"keep_dropped": True}, headers=tag)
+    assert refused(answer, 422, "invalid_spec") == ["/keep_dropped"]

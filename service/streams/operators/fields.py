@@ -7,10 +7,11 @@ never taken for a number, a boolean never for an integer.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, cast
 
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from service.streams.errors import InvalidExpression
@@ -19,6 +20,12 @@ from service.streams.expressions import Expression
 MAX_INT64 = 2**63 - 1
 JOB_NAME = r"^[a-z][a-z0-9_]{0,63}$"
 STREAM_NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
+
+
+def absent_stays(schema: JsonDict) -> None:
+    """Take the defaults out of the JSON schema of a change: what it does not name stays, whatever that is."""
+    for each in cast("dict[str, JsonDict]", schema.get("properties", {})).values():
+        each.pop("default", None)
 
 
 class Spec(BaseModel):

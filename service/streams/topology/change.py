@@ -1,30 +1,49 @@
-"""What of a job may change while its stores stay: how much it takes at once, how often, and how full its buffers get.
+"""What of a job may change while its stores stay: how much it takes at once, how often, how full its buffers get, what
+becomes of records that fail or are dropped.
 
-It knows the fields that never change what stored state means; it refuses to know whether the job's state allows it.
+It knows the fields that never change what stored state means, and which of them slots at work take over; it refuses to
+know what the job's state is.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from service.streams.errors import InvalidSpec, Problem
-from service.streams.operators.fields import Duration, OperatorName, Spec
+from service.streams.operators.fields import Duration, OperatorName, Spec, absent_stays
+from service.streams.operators.step import OnError
 from service.streams.operators.suppress import BufferSpec, SuppressSpec
 from service.streams.topology.complaints import complaints, pointer
 from service.streams.topology.spec import MAX_OPERATORS, BatchRecords, IdleTime, JobSpec, Parallelism
 
+# What no slot at work takes over: who runs the job, what becomes of records that fail, which streams there are.
+_STOPPED_FIRST: Final = frozenset({"parallelism", "keep_dropped", "on_error"})
+_STOPPED = "Of a stopped or failed job."
+
+
+class BufferChange(BufferSpec):
+    """What of a buffer is changed; what is absent stays, null takes a bound away."""
+
+    model_config = ConfigDict(json_schema_extra=absent_stays)
+
 
 class JobChange(Spec):
-    """What of a stopped or failed job may be changed; what is absent stays, also within a buffer."""
+    """What of a job may be changed; what is absent stays, also within a buffer."""
 
-    parallelism: Parallelism | None = None
+    model_config = ConfigDict(json_schema_extra=absent_stays)
+
+    parallelism: Annotated[Parallelism | None, Field(description=_STOPPED)] = None
     max_batch_records: BatchRecords = 500_000
     commit_interval_ms: Duration = 100
     idle_close_after_ms: IdleTime | None = None
+    keep_dropped: Annotated[
+        bool, Field(description=f"{_STOPPED} What was kept until it is false stays, with the job.")
+    ] = False
+    on_error: Annotated[OnError, Field(description=_STOPPED)] = "fail"
     buffers: Annotated[
-        dict[OperatorName, BufferSpec],
+        dict[OperatorName, BufferChange],
         Field(max_length=MAX_OPERATORS, default_factory=dict, description="By the names of suppress operators."),
     ]
 
@@ -35,6 +54,10 @@ class JobChange(Spec):
             return cls.model_validate(body)
         except ValidationError as error:
             raise InvalidSpec(complaints(error, body)) from error
+
+    def needs_stop(self, spec: JobSpec) -> bool:
+        """Whether it changes what no slot at work takes over."""
+        return any(getattr(self, name) != getattr(spec, name) for name in self.model_fields_set & _STOPPED_FIRST)
 
     def applied_to(self, spec: JobSpec) -> JobSpec:
         """The specification with this change. Raises InvalidSpec, with pointers into the change."""

@@ -1,4 +1,4 @@
-"""A job's specification changed while it is stopped or failed: who still runs by the former one joins anew."""
+"""A job's specification changed: slots at work get it with a poll, those of a stopped or failed job join anew."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from service import coordinator
 from service.catalog import job_states, jobs, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import JobRow
-from service.streams.errors import IllegalTransition, InstanceGone
+from service.streams.errors import InstanceGone
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
 from service.streams.topology.spec import JobSpec
-from tests.integration.catalog.world import SlotDouble, join, make_job, make_stream, owners, post, slot, state_of
+from tests.integration.catalog.world import SlotDouble, join, make_job, make_stream, owners, post, slot
 
 SMALLER = JobChange(max_batch_records=3)
 
@@ -75,13 +75,25 @@ def test_a_change_keeps_state_error_ids_and_stores(catalog: Catalog, job: JobRow
     assert after.etag == before.etag + 1
 
 
-def test_a_job_that_is_wanted_is_not_changed(catalog: Catalog, job: JobRow) -> None:
-    for verb in ("pause", "resume"):
-        with pytest.raises(IllegalTransition):
-            change(catalog, SMALLER)
-        catalog.write(coordinator.change_job, "visits", verb)
-    slot(catalog, join(catalog), job)
-    catalog.write(coordinator.change_job, "visits", "stop")
-    assert state_of(catalog) == "draining"
-    with pytest.raises(IllegalTransition):
-        change(catalog, SMALLER)
+def test_a_slot_at_work_gets_the_changed_job_with_its_next_poll_and_keeps_its_tasks(
+    catalog: Catalog, job: JobRow
+) -> None:
+    worker = slot(catalog, join(catalog), job)
+    held = owners(catalog, job)
+    known = worker.joined.job.spec_sha256
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 10})
+    assert coordinator.poll_slot(catalog, worker.id, [], known=known).answer.job is None
+    change(catalog, SMALLER)
+    found = coordinator.poll_slot(catalog, worker.id, [], known=known)
+    assert found.is_ready
+    assert found.answer.job is not None
+    assert found.answer.job.spec["max_batch_records"] == 3
+    assert sum(each.end - each.start for task in found.answer.tasks for each in task.work) == 3
+    assert owners(catalog, job) == held
+    assert coordinator.poll_slot(catalog, worker.id, [], known=found.answer.job.spec_sha256).answer.job is None
+
+
+def test_a_slot_that_does_not_say_what_it_knows_is_not_answered_again_and_again(catalog: Catalog, job: JobRow) -> None:
+    worker = slot(catalog, join(catalog), job)
+    change(catalog, SMALLER)
+    assert worker.poll().answer.job is None

@@ -84,6 +84,28 @@ def test_examples_are_what_their_schemas_ask_for(document: dict[str, Any]) -> No
         assert [error.message for error in validator.iter_errors(example)] == [], where
 
 
+def defaults(document: dict[str, Any], schema: Any, where: str) -> Iterator[str]:
+    """Where in a schema, and in those that it refers to, a default stands."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if not isinstance(schema, dict):
+        return
+    if "default" in schema:
+        yield where
+    if "$ref" in schema:
+        yield from defaults(document, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], where)
+    for name, each in schema.items():
+        yield from defaults(document, each, f"{where}/{name}")
+
+
+def test_a_generated_client_changes_what_it_is_given_and_nothing_else(document: dict[str, Any]) -> None:
+    """A default would be sent, or be taken for what is there."""
+    changes = [(path, each) for method, path, each in operations(document) if method == "PATCH"]
+    assert {path for path, _ in changes} >= {"/v1/jobs/{job}", "/v1/streams/{stream}"}
+    for path, operation in changes:
+        assert list(defaults(document, operation["requestBody"], path)) == []
+
+
 def test_each_field_of_a_job_says_what_it_is(document: dict[str, Any]) -> None:
     for name, field in document["components"]["schemas"]["JobSpec"]["properties"].items():
         assert field.get("description"), name

@@ -1,0 +1,108 @@
+"""PATCH of a job that runs: its slots go on by the new settings, with the tasks and the state that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.running import wait_until
+from tests.serving import Serving, serving
+from tests.sparkless import instance
+
+pytestmark = pytest.mark.services
+
+Json = dict[str, Any]
+HOLD = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 10**9, "buffer": {"max_records": 10}}
+COUNT = {
+    "op": "aggregate",
+    "name": "n",
+    "window": {"type": "session", "gap_ms": 10},
+    "aggregates": {"n": {"fn": "count"}},
+}
+AN_HOUR_MS = 3_600_000
+
+
+class World:
+    """A service with an instance, and one job a test."""
+
+    def __init__(self, service: Serving) -> None:
+        self.http = service.client("writer")
+        self.made = 0
+
+    def call(self, method: str, path: str, **how: Any) -> Any:
+        return self.http.request(method, path, **how).raise_for_status().json()
+
+    def job(self, *operators: Json, **more: Any) -> str:
+        """A job that runs and has read one record."""
+        self.made += 1
+        name = f"job{self.made}"
+        self.call("POST", "/v1/streams", json={"name": f"{name}-in", "partitions": 1})
+        body = {"name": name, "source": f"{name}-in", "operators": list(operators), "sink": f"{name}-out", **more}
+        self.call("POST", "/v1/jobs", json=body)
+        self.post(name, "first")
+        wait_until(lambda: self.position(name) == 1, 30, f"{name} runs")
+        return name
+
+    def post(self, job: str, *keys: str) -> None:
+        records = [{"key": key, "timestamp": 1_000, "value": {}} for key in keys]
+        self.call("POST", f"/v1/streams/{job}-in/records", json={"records": records})
+
+    def position(self, job: str) -> int:
+        return int(self.call("GET", f"/v1/jobs/{job}")["positions"][0]["position"])
+
+    def change(self, job: str, **what: Any) -> None:
+        """Change it while it runs; who runs its task must stay."""
+        epoch = self.task(job)["epoch"]
+        tag = self.http.get(f"/v1/jobs/{job}").headers["ETag"]
+        assert self.call("PATCH", f"/v1/jobs/{job}", json=what, headers={"If-Match": tag})["state"] == "running"
+        assert self.task(job)["epoch"] == epoch
+
+    def task(self, job: str) -> Json:
+        found: Json = self.call("GET", f"/v1/jobs/{job}/tasks")["items"][0]
+        return found
+
+    def keys_out(self, job: str) -> list[str]:
+        found = self.call("GET", f"/v1/streams/{job}-out/records?partition=0&from_offset=0&limit=1000")
+        return [record["key"] for record in found["records"]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("changes")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
+    with serving(folder, f"sqlite:///{folder}/catalog.db") as service, instance(service, folder / "replicas"):
+        yield World(service)
+
+
+def test_a_smaller_buffer_lets_out_what_is_too_much(world: World) -> None:
+    job = world.job(HOLD, commit_interval_ms=0)
+    world.post(job, "b", "c", "d")
+    wait_until(lambda: world.position(job) == 4, 30, "the records are held back")
+    world.change(job, buffers={"hold": {"max_records": 2}})
+    world.post(job, "e")
+    wait_until(lambda: len(world.keys_out(job)) == 3, 30, "the buffer holds two")
+    assert world.keys_out(job) == ["b", "c", "d"]
+    assert world.task(job)["epoch"] == 1
+
+
+def test_a_shorter_commit_interval_counts_for_the_round_that_waits(world: World) -> None:
+    job = world.job(commit_interval_ms=AN_HOUR_MS)
+    world.post(job, "b")
+    world.change(job, commit_interval_ms=0)
+    wait_until(lambda: world.position(job) == 2, 30, "the record is read")
+
+
+def test_a_smaller_full_batch_does_not_wait(world: World) -> None:
+    job = world.job(commit_interval_ms=AN_HOUR_MS)
+    world.post(job, "b", "c", "d", "e", "f")
+    world.change(job, max_batch_records=2)
+    wait_until(lambda: world.position(job) >= 5, 30, "full batches are read")
+
+
+def test_idle_close_begins_with_a_change(world: World) -> None:
+    job = world.job({**COUNT, "emit": "on_window_close"}, commit_interval_ms=0)
+    assert world.keys_out(job) == []
+    world.change(job, idle_close_after_ms=50)
+    wait_until(lambda: world.keys_out(job) == ["first"], 30, "the session is closed")
