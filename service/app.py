@@ -27,6 +27,7 @@ from service.api import (
     streams,
     tokens,
 )
+from service.api.post_bodies import PostBodies
 from service.api.quick_lookups import QuickLookups
 from service.api.quick_posts import QuickPosts
 from service.auth import KeyRing
@@ -54,6 +55,7 @@ class State(TypedDict):
     storage_check: health.StorageCheck
     hub: Hub
     ingest: AppendBuffer
+    post_bodies: PostBodies
     keys: KeyRing
     loops: Loops
     lookups: Lookups
@@ -136,18 +138,17 @@ def _open(settings: Settings) -> State:
     ]
     if (redis_url := settings.redis_url) is not None:
         loops.append(Loop("views", every_s, lambda: sweep_views(redis_url, catalog)))
+    ingest = AppendBuffer(
+        catalog, storage, group_bytes=settings.ingest_group_bytes, buffer_bytes=settings.ingest_buffer_bytes
+    )
     return State(
         settings=settings,
         catalog=catalog,
         storage=storage,
         storage_check=health.StorageCheck(storage, settings.min_free_bytes),
         hub=hub,
-        ingest=AppendBuffer(
-            catalog,
-            storage,
-            group_bytes=settings.ingest_group_bytes,
-            buffer_bytes=settings.ingest_buffer_bytes,
-        ),
+        ingest=ingest,
+        post_bodies=PostBodies(ingest, key_bytes=settings.ingest_key_bytes),
         keys=keys,
         loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),

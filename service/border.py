@@ -1,14 +1,12 @@
-"""The border of a request: its id, its log line, its measure, the size and encoding of its body, and the
-one place where an error that nobody foresaw becomes an answer (500).
+"""The border of a request: its id, its log line, its measure, and the one place where an error that nobody foresaw
+becomes an answer (500).
 
-Knows bytes, headers and time spent. Refuses to know routes, except that posts of records may be larger.
+Knows headers and time spent. Refuses to know routes, and bodies (`service.incoming`).
 """
 
 import random
 import re
 import time
-import zlib
-from typing import Any
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import prometheus
-from service.problems import ProblemError, problem
+from service.incoming import IncomingBody
+from service.problems import problem
 from service.settings import Settings
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -24,6 +23,7 @@ _WHILE_DRAINING = ("/v1/instances", "/healthz", "/readyz", "/metrics")  # instan
 # Asked all the time: what goes well is counted, not logged.
 _BUSY = ("/v1/instances", "/v1/stores", "/v1/streams/{stream}/records")
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 _WENT_AWAY = 499  # as nginx counts a caller who did not wait for the answer: no fault of ours, and nobody waits for it
 
 
@@ -43,19 +43,22 @@ class RequestBorder:
         structlog.contextvars.bind_contextvars(request_id=request_id)  # of this request's own task
         started = time.perf_counter()
         status = 0
+        body = None if scope["method"] in _BODILESS else IncomingBody(scope, receive, self._settings)
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if body is not None and body.is_left_over:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
             if scope["app"].state.is_draining and not scope["path"].startswith(_WHILE_DRAINING):
                 await _draining(Request(scope))(scope, receive, send_named)
                 return
-            await self._app(scope, _bounded(scope, receive, self._settings), send_named)
+            await self._app(scope, receive if body is None else body.receive, send_named)
         except ClientDisconnect:
             status = _WENT_AWAY
         except Exception:  # the border of a request: whatever it is, the caller gets a problem
@@ -87,58 +90,6 @@ def _request_id(scope: Scope) -> str:
     return f"{random.getrandbits(128):032x}"  # it only has to differ from others: no system call
 
 
-def _bounded(scope: Scope, receive: Receive, settings: Settings) -> Receive:
-    """`receive`, which decodes the body and refuses more decoded bytes than the route takes."""
-    if scope["method"] in ("GET", "HEAD", "DELETE", "OPTIONS"):
-        return receive
-    limit = settings.max_body_bytes if scope["path"].endswith("/records") else settings.max_json_bytes
-    headers = dict(scope["headers"])
-    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
-    declared = headers.get(b"content-length", b"")
-    gunzip = _Gunzip(limit) if encoding == "gzip" else None
-    taken = 0
-
-    async def receive_bounded() -> Message:
-        nonlocal taken
-        if encoding not in ("identity", "gzip"):
-            detail = f"the body's encoding {encoding} is not understood: send gzip or none"
-            raise ProblemError(415, "unsupported_encoding", detail, headers={"Accept-Encoding": "gzip"})
-        if declared.isdigit() and int(declared) > limit:
-            raise too_large(limit)
-        message = await receive()
-        if message["type"] == "http.request":
-            if gunzip is not None:
-                message["body"] = gunzip(message.get("body", b""), is_last=not message.get("more_body", False))
-            taken += len(message.get("body", b""))
-            if taken > limit:
-                raise too_large(limit)
-        return message
-
-    return receive_bounded
-
-
 def _draining(request: Request) -> Response:
     headers = {"Retry-After": "5", "Connection": "close"}
     return problem(request, 503, "draining", "the service is about to stop", headers=headers)
-
-
-class _Gunzip:
-    """Bytes of a gzip stream, part by part, never more than `limit` + 1 at once (a bomb stops there)."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._stream: Any = zlib.decompressobj(wbits=31)
-
-    def __call__(self, part: bytes, *, is_last: bool) -> bytes:
-        try:
-            decoded: bytes = self._stream.decompress(part, self._limit + 1)
-        except zlib.error as error:
-            raise ProblemError(400, "malformed_body", f"the body is not gzip: {error}") from error
-        if self._stream.unused_data or (is_last and not self._stream.eof and len(decoded) <= self._limit):
-            raise ProblemError(400, "malformed_body", "the body is not one whole gzip stream")
-        return decoded
-
-
-def too_large(limit: int) -> ProblemError:
-    """The refusal of a body of more than `limit` decoded bytes."""
-    return ProblemError(413, "payload_too_large", f"the body has more than the {limit} bytes this route takes")

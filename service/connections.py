@@ -20,6 +20,7 @@ import httptools
 import structlog
 
 from service import prometheus
+from service.incoming import MAX_LEFT_OVER_BYTES
 from service.one_write import OneWrite
 from service.problems import MEDIA_TYPE, phrase, problem_body
 from service.settings import Settings
@@ -27,7 +28,6 @@ from service.settings import Settings
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and fields; also trailers, and the extensions of a chunk
 MAX_FIELDS: Final = 100
 MAX_PIPELINED: Final = 64  # requests that wait for the answers before theirs
-MAX_LEFT_OVER_BYTES: Final = 64 << 10  # of a body that nobody reads, for the sake of the next request
 LINGER_S: Final = 1.0  # how long what still comes is thrown away, so that the answer is not lost by a reset
 
 _TOO_LONG = f"a request may have {MAX_HEAD_BYTES} bytes of head, {MAX_FIELDS} fields"

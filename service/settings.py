@@ -36,6 +36,7 @@ class Settings(BaseSettings):
     max_json_bytes: int = Field(default=16 << 20, gt=0)  # decoded bytes of any other request
     ingest_group_bytes: int = Field(default=32 << 20, gt=0)
     ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
+    ingest_key_bytes: int = Field(default=128 << 20, gt=0)  # the same of one key
     max_connections: int = Field(default=1_000, ge=1)  # open at once; beyond, the longest idle one makes room
     header_timeout_ms: int = Field(default=10_000, ge=100)
     body_timeout_ms: int = Field(default=10_000, ge=100)  # each so many ms of it bring min_body_rate bytes a second

@@ -25,7 +25,7 @@ from service.api.streams import NamedStream
 from service.auth import Writer
 from service.catalog import streams
 from service.catalog.tables import StreamRow
-from service.ingest import Answer, Idempotency, Room
+from service.ingest import Answer, Idempotency
 from service.payloads import ARROW, JSON, NDJSON, Rules, decode, media_type_of
 from service.problems import declared
 from service.streams.errors import (
@@ -106,8 +106,7 @@ async def append_records(
     """
     media_type = media_type_of(request.headers.get("Content-Type", ""))
     target = await run_in_threadpool(request.state.catalog.read, _writable, stream)
-    with request.state.ingest.room() as room:
-        body = await _read_body(request, room)
+    async with request.state.post_bodies.read(request, caller.id) as body:
         post = _Post(target, media_type, body, caller.id, idempotency_key)
         handed_in = await run_in_threadpool(_hand_in, request.state, post)
         return answer(await asyncio.wrap_future(handed_in))
@@ -136,20 +135,6 @@ def _writable(s: Session, name: str) -> StreamRow:
     if stream.kind != "user":
         raise InternalStream(name)
     return stream
-
-
-async def _read_body(request: Request, room: Room) -> bytes:
-    """The body; BufferFull as soon as it is known that there is no room for it."""
-    declared_length = request.headers.get("Content-Length", "")
-    if declared_length.isdigit():
-        room.at_least(int(declared_length))
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        room.at_least(size)
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _hand_in(state: Any, post: _Post) -> "Future[Answer]":

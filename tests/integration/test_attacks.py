@@ -122,3 +122,59 @@ def test_three_hundred_half_open_requests_are_gone_in_time(running: Running) -> 
         time.sleep(0.1)
     for client in clients:
         client.close()
+
+
+def head_of_post(running: Running, length: int, kind: str = "application/x-ndjson") -> bytes:
+    key = running.client.headers["Authorization"]
+    lines = ["POST /v1/streams/s/records HTTP/1.1", "Host: x", f"Authorization: {key}", f"Content-Type: {kind}"]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+def test_idle_sockets_that_announce_much_hold_no_room_of_others(running: Running) -> None:
+    """Four of them stopped all ingest: each had reserved the 64 MiB that it announced."""
+    clients = [connected(running) for _ in range(20)]
+    for client in clients:
+        client.sendall(head_of_post(running, 64 << 20))
+    posted = running.client.post("/v1/streams/s/records", json={"records": [{"value": 1}]})
+    assert posted.status_code == 200
+    for client in clients:
+        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+        client.close()
+
+
+def test_bodies_that_trickle_are_ended(running: Running) -> None:
+    clients = [connected(running) for _ in range(8)]
+    for client in clients:
+        client.sendall(head_of_post(running, 64 << 20) + b"{" * 300_000)
+    over = Event()
+
+    def trickle() -> None:
+        while not over.wait(0.1):
+            for client in clients:
+                with contextlib.suppress(OSError):
+                    client.sendall(b" ")
+
+    thread = Thread(target=trickle)
+    thread.start()
+    answers = [rest_of(client) for client in clients]
+    over.set()
+    thread.join()
+    assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
+    for client in clients:
+        client.close()
+    assert "millrace_ingest_buffered_bytes 0.0" in running.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 99999999999", "Transfer-Encoding: chunked"])
+def test_an_early_413_ends_the_connection(running: Running, length: str) -> None:
+    head = head_of_post(running, 0).replace(b"Content-Length: 0", length.encode())
+    chunk = b"%x\r\n" % 65_536 + b"a" * 65_536 + b"\r\n"
+    with connected(running) as client:
+        client.sendall(head)
+        with contextlib.suppress(OSError):
+            for _ in range(1_100):  # 72 MB
+                client.sendall(chunk)
+        answer = rest_of(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "payload_too_large"
