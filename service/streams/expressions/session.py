@@ -128,7 +128,7 @@ class Session:
             return str(query.types[0])
 
     def run(self, items: str, batch: pa.RecordBatch) -> pa.Table:
-        """The select items for each row of a batch, in order."""
+        """The select items (SQL) for each row of `batch` (any schema, columns by name), in order: a column an item."""
         source = self._source(batch.schema)
         source.batch = batch
         try:

@@ -81,7 +81,7 @@ class Backlog:
 def noted(
     backlog: Backlog, origins: Origins, state: StateReader, changed: pa.RecordBatch | None
 ) -> pa.RecordBatch | None:
-    """Changes to a store (CHANGELOG_SCHEMA), and its backlog in place of the one that it has."""
+    """`changed` (CHANGELOG_SCHEMA, or nothing) with the backlog in place of the one that the store has."""
     if backlog.is_empty and state.get(BACKLOG_KEY) is None:
         return changed
     entry = backlog.change(origins)

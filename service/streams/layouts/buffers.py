@@ -63,7 +63,7 @@ def unpack_totals(packed: bytes | None) -> Int64s:
 
 
 def pack_entries(times: Int64s, sizes: Int64s, records: pa.RecordBatch) -> pa.Array:
-    """Entries (binary) with the values of `records`, row by row."""
+    """Entries (binary) with the values of `records` (RECORD_SCHEMA), row by row; times in ms, sizes in bytes."""
     values, headers = records.column("value"), records.column("headers")
     packed = np.empty(len(times), _HEADER)
     packed["time"], packed["size"], packed["timestamp"] = times, sizes, records.column("timestamp").to_numpy()

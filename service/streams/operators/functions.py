@@ -165,7 +165,7 @@ class Function(Protocol):
     types: tuple[str, ...]
 
     def inputs(self, column: pa.Array | None, rows: pa.RecordBatch) -> Inputs:
-        """What it takes of each record: the results of its expression, or the records themselves."""
+        """The input of each of `rows` (TASK_SCHEMA): `column`, results of its expression, or the rows themselves."""
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
         """Let the events change the state, and copy what they ask for. Raises Failure."""

@@ -102,7 +102,7 @@ class IntoSessions:
     def ends_reached(
         self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
     ) -> Int64s:
-        """Those of the sessions that they would join."""
+        """Ends (ms) of the sessions that the rows of `dropped` (TASK_SCHEMA) would join (`late_sessions`)."""
 
         def packed(key: bytes) -> Iterable[tuple[int, int]]:
             found = self._aggregates.codec.unpack_sessions(state.get_many([store_keys.HOT + key], _NOT_THERE))

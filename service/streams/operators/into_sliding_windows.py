@@ -84,7 +84,7 @@ class IntoSlidingWindows:
     def ends_reached(
         self, dropped: pa.RecordBatch, ends: Int64s, closes: Int64s, running: Int64s, state: StateReader
     ) -> Int64s:
-        """Those that they are in: these windows do not grow."""
+        """`ends` (ms) as they are: the windows of the rows of `dropped` (TASK_SCHEMA) do not grow."""
         return ends
 
     def place(self, key: bytes, time: int) -> bytes:

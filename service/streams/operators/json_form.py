@@ -18,7 +18,7 @@ _NULL = pa.scalar("null", pa.utf8())
 
 
 def objects(columns: pa.RecordBatch) -> pa.Array:
-    """One JSON object text per row, its fields in the order of the columns."""
+    """One JSON object text (utf8) per row of `columns` (any schema), its fields in the order of the columns."""
     return fields([(name, texts(column)) for name, column in zip(columns.schema.names, columns.columns, strict=True)])
 
 

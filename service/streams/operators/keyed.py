@@ -53,7 +53,7 @@ class Keyed:
 
     @classmethod
     def of(cls, operator: str, batch: pa.RecordBatch, state: StateReader) -> Self:
-        """A batch, seen by an operator with this store."""
+        """A batch (TASK_SCHEMA) for an operator with this store; rows without a key, or too long a one, are dropped."""
         before, dropped = stream_time(state), []
         keys = batch.column("key")
         if keys.null_count:
@@ -104,6 +104,6 @@ class RecordTime:
 
 
 def dropped_late(operator: str, rows: pa.RecordBatch, is_late: Flags, would_be_open: Flags) -> list[Dropped]:
-    """Records that came too late; those that only idle close or flush made late say so."""
+    """`rows` (TASK_SCHEMA) that are late: `closed_idle` where only idle close or flush made them so."""
     parts = {"late": is_late & ~would_be_open, "closed_idle": is_late & would_be_open}
     return [Dropped(operator, reason, rows.filter(pa.array(which))) for reason, which in parts.items() if which.any()]

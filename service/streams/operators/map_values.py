@@ -50,7 +50,7 @@ class MapValues:
         self.expressions = {field: admitted(text) for field, text in spec.select.items()}
 
     def process(self, rows: pa.RecordBatch) -> Step:
-        """Every record with its new value; tombstones of a table stay what they are."""
+        """Every row (TASK_SCHEMA) with its new value; tombstones of a table stay. Raises ExpressionFailed."""
         if self.is_table:
             return self._process_updates(rows)
         done = evaluate_for(self.name, self.expressions, rows, self.on_error)

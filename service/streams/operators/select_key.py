@@ -41,7 +41,7 @@ class SelectKey:
         self.expressions = {"key": admitted(spec.key)}
 
     def process(self, rows: pa.RecordBatch) -> Step:
-        """Every record under its new key."""
+        """Every row (TASK_SCHEMA) under its new key, outside of any window. Raises ExpressionFailed."""
         done = evaluate_for(self.name, self.expressions, rows, self.on_error)
         no_window = pa.nulls(done.rows.num_rows, pa.int64())
         forward = (

@@ -130,7 +130,7 @@ def _located(operator: str, batch: pa.RecordBatch) -> Iterator[None]:
 def evaluate_updates(
     operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch, on_error: OnError
 ) -> Evaluated:
-    """The same for updates of a table: tombstones are not looked at, their results are null."""
+    """`evaluate_for` of updates of a table (TASK_SCHEMA): tombstones are not evaluated, their results are null."""
     values = batch.column("value")
     if not values.null_count:
         return evaluate_for(operator, expressions, batch, on_error)
