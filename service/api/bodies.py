@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import mimeparse
 import msgspec
 import orjson
+from starlette.concurrency import run_in_threadpool
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from service.documents import Model, as_json, as_model
 from service.problems import ProblemError, refused
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
+AT_ONCE_BYTES = 64 << 10  # read on the event loop
 Struct = TypeVar("Struct")
 
 
@@ -41,7 +43,8 @@ register_url_convertor("name", _NameConvertor())
 
 async def read_json(request: Request) -> Any:
     """The body as JSON; 415 unless it says so, 400 when it is not."""
-    return as_json(await json_bytes(request))
+    body = await json_bytes(request)
+    return as_json(body) if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(as_json, body)
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
@@ -53,9 +56,11 @@ async def read_struct(request: Request, decoder: "msgspec.json.Decoder[Struct]")
     """The body as a msgspec struct: for the routes that slots call all the time."""
     body = await json_bytes(request)
     try:
-        return decoder.decode(body)
+        found = decoder.decode(body)
     except msgspec.DecodeError as error:
         raise _invalid(body, str(error)) from error
+    as_json(body)  # which refuses names that stand twice
+    return found
 
 
 def _invalid(body: bytes, message: str) -> ProblemError:

@@ -65,6 +65,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path in made["paths"].values():
         for operation in path.values():
             _declare_problems(operation["responses"])
+            _require_preconditions(operation)
     return _tidied(made)
 
 
@@ -108,6 +109,13 @@ def _declare_problems(responses: dict[str, Any]) -> None:
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
     responses["default"] = {**declared(500)[500], "description": "Any other error"}
+
+
+def _require_preconditions(operation: dict[str, Any]) -> None:
+    """`If-Match` is read by the routes, whose answer to its absence is 428; a request without it is not valid."""
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] == "If-Match":
+            parameter |= {"required": True, "schema": {"type": "string", "title": "If-Match"}}
 
 
 def _tidied(made: dict[str, Any]) -> dict[str, Any]:

@@ -59,9 +59,9 @@ _JSON_HEADERS: Final = {"Content-Type": JSON}
 
 
 class _KeyConvertor(StringConvertor):
-    """The rest of a path: a key, which may hold slashes."""
+    """The rest of a path: a key, which may hold slashes, and line ends."""
 
-    regex = ".+"
+    regex = "(?s:.+)"
 
 
 register_url_convertor("key", _KeyConvertor())

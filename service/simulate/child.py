@@ -76,8 +76,9 @@ def serve(connection: socket.socket, folder: Path, limits: Limits) -> None:
 def outcome(request: bytes, limits: Limits) -> tuple[dict[str, Any], bytes]:
     """The answer's head (`length`, or a Refusal's members) and body."""
     try:
-        found = simulate(as_model(as_json(request), SimulateRequest), orjson.Fragment, written_values(request))
-        body = orjson.dumps(found)
+        body = as_model(as_json(request, opaque="value"), SimulateRequest)  # a record's value is text
+        found = simulate(body, orjson.Fragment, written_values(request))
+        answer = orjson.dumps(found)
     except (StreamError, ProblemError) as error:
         return refusal_of(error)._asdict(), b""
     except (MemoryError, lmdb.Error, OSError) as error:
@@ -86,7 +87,7 @@ def outcome(request: bytes, limits: Limits) -> tuple[dict[str, Any], bytes]:
     except Exception:  # noqa: BLE001  the border of one simulation
         structlog.get_logger().exception("simulation_failed")
         return Refusal(500, "internal_error", "the simulation failed; why is in the log")._asdict(), b""
-    return {"length": len(body)}, body
+    return {"length": len(answer)}, answer
 
 
 def _private_bytes() -> int:

@@ -153,6 +153,37 @@ def test_a_body_that_is_not_json_is_400(api: httpx.Client, body: bytes) -> None:
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed_json")
 
 
+TWICE = [
+    ("POST", "/v1/streams", b'{"name":"a","name":"b"}', "/name"),
+    (
+        "POST",
+        "/v1/jobs",
+        b'{"name":"a","operators":[{"op":"filter","where":"true","where":"false"}]}',
+        "/operators/0/where",
+    ),
+    ("POST", "/v1/jobs:validate", b'{"name":"a","source":"s","sink":"x","sink":"y"}', "/sink"),
+    ("POST", "/v1/jobs:simulate", b'{"job":{},"job":{}}', "/job"),
+    ("PATCH", "/v1/jobs/none", b'{"parallelism":1,"parallelism":2}', "/parallelism"),
+    ("POST", "/v1/tokens", b'{"role":"reader","role":"admin"}', "/role"),
+    ("POST", "/v1/stores/a-b:lookup", b'{"keys":["a"],"keys":["b"]}', "/keys"),
+    ("POST", "/v1/instances:join", b'{"name":"a","incarnation":"1","host":"h","cores":1,"cores":2}', "/cores"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "pointer"), TWICE)
+def test_a_body_with_a_name_twice_is_400(api: httpx.Client, method: str, path: str, body: bytes, pointer: str) -> None:
+    answer = api.request(method, path, content=body, headers={"Content-Type": "application/json", "If-Match": '"x"'})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_json")
+    assert answer.json()["errors"] == [{"pointer": pointer, "detail": "the name is given more than once"}]
+    assert api.get("/v1/jobs/a").status_code == 404
+
+
+def test_a_simulated_value_may_have_what_a_posted_one_may(api: httpx.Client) -> None:
+    body = b'{"job":{},"records":[{"value":{"a":1,"a":2},"timestamp":1}]}'
+    answer = api.post("/v1/jobs:simulate", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200
+
+
 def test_a_surprise_is_500_and_logged_and_says_nothing_more(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret")

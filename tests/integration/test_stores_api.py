@@ -141,6 +141,17 @@ def test_closed_sessions_are_final_and_say_when_they_closed(visits: World) -> No
     assert (second["closes_at"], second["is_final"]) == (5_000 + GAP_MS + GRACE_MS, False)
 
 
+def test_a_key_with_line_ends_is_found_by_its_path(world: World) -> None:
+    found = ["line\r\nend", "\n", "a/\r\nb\n", "tab\tand space "]
+    world.call("POST", "/v1/streams", json={"name": "lines", "partitions": 1})
+    operator = {"op": "aggregate", "name": "k", "aggregates": COUNT}
+    world.call("POST", "/v1/jobs", json={"name": "lines", "source": "lines", "operators": [operator]})
+    position = world.post(*((key, 1_000, 1) for key in found), stream="lines")
+    for key in found:
+        for query in (f"?min_position={quote(position)}&timeout_ms=60000", "?limit=5", ""):
+            assert keys(world.call("GET", f"/v1/stores/lines-k/keys/{quote(key, safe='')}{query}")) == [key]
+
+
 @pytest.mark.parametrize("path", ["sessions/a/b", "sessions/a%2Fb", "sessions?key=a/b", "sessions?key=a%2Fb"])
 def test_keys_may_hold_slashes(visits: World, path: str) -> None:
     assert windows(visits.call("GET", f"/v1/stores/visits-s/{path}")) == [("a/b", 5_100, 5_100)]

@@ -161,8 +161,6 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
         yield from _needs_repartitioning(spec)
     yield from _unknown_start_partitions(spec, partitions)
     yield from _own_sinks(spec)
-    if spec.standby_replicas:
-        yield Problem("/standby_replicas", "standby replicas are not available yet; say 0")
 
 
 def _own_sinks(spec: JobSpec) -> Iterator[Problem]:

@@ -95,7 +95,7 @@ class JobSpec(Spec):
         Sink | None,
         Field(description="Where results go; a stream that is not there is made. Absent: the job only keeps stores."),
     ] = None
-    standby_replicas: Annotated[int, Field(ge=0, le=100, description="Only 0 is taken as yet.")] = 0
+    standby_replicas: Annotated[int, Field(ge=0, le=0, description="Standby replicas are not available yet: 0.")] = 0
     acceptable_recovery_lag: Annotated[Duration, Field(description=RESERVED)] = 10_000
     max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000, description=RESERVED)] = 2
     max_task_idle_ms: Annotated[Duration, Field(description=RESERVED)] = 1_000

@@ -115,3 +115,20 @@ def test_what_people_read_names_nothing_that_only_the_code_knows(document: dict[
     text = orjson.dumps(document).decode()
     for word in ("contract.md", "semantics", "`service."):
         assert word not in text, word
+
+
+def test_a_change_without_its_precondition_is_not_valid(document: dict[str, Any]) -> None:
+    """428 is what it gets: clients that are made of this document send it."""
+    found = [(path, operation) for _, path, operation in operations(document) if "428" in operation["responses"]]
+    assert len(found) >= 2
+    for path, operation in found:
+        (tag,) = (each for each in operation["parameters"] if each["name"] == "If-Match")
+        assert tag["required"], path
+        assert tag["schema"]["type"] == "string"
+
+
+def test_what_is_not_available_yet_is_not_valid_either(document: dict[str, Any]) -> None:
+    spec = {**document["components"]["schemas"]["JobSpec"], "components": document["components"]}
+    job = {"name": "a", "source": "s"}
+    assert Draft202012Validator(spec).is_valid(job | {"standby_replicas": 0})
+    assert not Draft202012Validator(spec).is_valid(job | {"standby_replicas": 1})

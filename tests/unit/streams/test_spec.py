@@ -59,7 +59,7 @@ FULL = {
         {"op": "deduplicate", "name": "three", "id": "timestamp", "interval_ms": 2**63 - 1},
     ],
     "sink": [{"stream": "a", "where": "key IS NULL"}, {"stream": "b"}],
-    "standby_replicas": 1,
+    "standby_replicas": 0,
     "acceptable_recovery_lag": 0,
     "max_warmup_replicas": 1,
     "max_task_idle_ms": 0,
@@ -110,7 +110,7 @@ def test_stream_names_follow_their_rule(name):
 @pytest.mark.parametrize(
     ("field", "bad"),
     [
-        ("standby_replicas", [-1, "1", True, 1.0, None, 2**63]),
+        ("standby_replicas", [-1, 1, "1", True, 1.0, None, 2**63]),
         ("acceptable_recovery_lag", [-1, "1", True, None, 2**63]),
         ("max_warmup_replicas", [0, "1", True]),
         ("max_task_idle_ms", [-1, 0.5, 2**63]),

@@ -109,10 +109,3 @@ def test_keys_apart_are_refused_unless_the_job_trusts_the_partitions() -> None:
     trusting = JobSpec.parse(body | {"trust_partitions": True})
     assert graph.compile(trusting, {"clicks": 2}, custom={"clicks"}).sub_topologies
     assert graph.compile(JobSpec.parse(body), {"clicks": 1}, custom={"clicks"}).sub_topologies
-
-
-def test_what_is_not_available_yet_is_refused_rather_than_ignored() -> None:
-    body = {"name": "visits", "source": "clicks", "standby_replicas": 1}
-    with pytest.raises(InvalidSpec) as refused:
-        graph.compile(JobSpec.parse(body), {"clicks": 1})
-    assert [problem.pointer for problem in refused.value.errors] == ["/standby_replicas"]
