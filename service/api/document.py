@@ -35,10 +35,14 @@ TAGS = [
 ]
 
 
-def takes(body: type[Any], example: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The `openapi_extra=` of a route that reads a JSON body of this pydantic model or msgspec struct."""
-    _BODIES[body.__name__] = body
-    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=body.__name__)}}
+def takes(
+    body: type[Any], example: Mapping[str, Any] | None = None, *, other: type[Any] | None = None
+) -> dict[str, Any]:
+    """The `openapi_extra=` of a route that reads a JSON body of this pydantic model or msgspec struct, or the other."""
+    bodies = [body] if other is None else [body, other]
+    _BODIES.update({each.__name__: each for each in bodies})
+    schemas = [{"$ref": _REF.format(model=each.__name__)} for each in bodies]
+    content: dict[str, Any] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     if example is not None:
         content["example"] = dict(example)
     return {"requestBody": {"required": True, "content": {"application/json": content}}}

@@ -5,6 +5,7 @@ a specification means (`service.streams.topology`).
 """
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -34,13 +35,14 @@ from service.catalog import job_creation, job_states, jobs, segments, start_posi
 from service.catalog.engine import progress_topic
 from service.catalog.tables import JobRow, JobTransitionRow
 from service.problems import ProblemError, Refusal, declared
-from service.simulate import SimulateRequest
+from service.simulate import BareSimulateRequest, SimulateRequest
 from service.storage.segments import offsets_of, part_of
 from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.operators.fields import JOB_NAME
 from service.streams.records import Chunk
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
+from service.streams.topology.complaints import errors_below, pointer
 from service.streams.topology.describe import describe
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
@@ -147,6 +149,31 @@ class TransitionView(BaseModel):
     error: dict[str, Any] | None
 
 
+class Waiting(BaseModel):
+    """What an answer waits for, and how long."""
+
+    wait: Annotated[
+        Literal["running", "stopped", "caught_up"] | None,
+        Field(description="Answer when it is so, when the job failed or stopped, or when `timeout_ms` have passed."),
+    ] = None
+    timeout_ms: Annotated[int, Field(ge=0, le=60_000)] = 10_000
+
+
+class WaitingForStop(BaseModel):
+    """Whether to wait for a job that drains, and how long."""
+
+    wait: Annotated[Literal["stopped"] | None, Field(description="Wait until the job is stopped, then delete it.")] = (
+        None
+    )
+    timeout_ms: Annotated[int, Field(ge=0, le=60_000)] = 10_000
+
+
+class ValidateRequest(BaseModel, extra="forbid"):
+    """A job to compile, as `:simulate` takes it."""
+
+    job: JobSpec
+
+
 class SkipRequest(BaseModel, extra="forbid"):
     """The record to pass over; `stream` may be left out where the job has one source."""
 
@@ -161,12 +188,15 @@ class SkipRequest(BaseModel, extra="forbid"):
 @router.post(
     "/v1/jobs:validate",
     responses={200: {"model": CompiledView}, **declared(400, 401, 403, 409, 413, 415, 422)},
-    openapi_extra=takes(JobSpec, EXAMPLE),
+    openapi_extra=takes(JobSpec, EXAMPLE, other=ValidateRequest),
 )
 async def validate_job(request: Request, _: Reader) -> Response:
-    """Compile a job and keep nothing; refusals are those of `POST /v1/jobs`."""
-    spec = JobSpec.parse(await read_json(request))
-    topology = await run_in_threadpool(request.state.catalog.read, _validate, spec)
+    """Compile a job, which is the body or its member `job`, and keep nothing; refusals are those of `POST /v1/jobs`."""
+    body = await read_json(request)
+    is_member = isinstance(body, dict) and "job" in body
+    with errors_below("/job" if is_member else ""):
+        spec = JobSpec.parse(_only_job(body) if is_member else body)
+        topology = await run_in_threadpool(request.state.catalog.read, _validate, spec)
     return answer({"spec": spec.to_json(), "topology": topology.to_json()})
 
 
@@ -182,10 +212,13 @@ async def validate_job(request: Request, _: Reader) -> Response:
                 {"key": "u1", "value": {"id": "a"}, "timestamp": 1_700_000_001_000},
             ],
         },
+        other=BareSimulateRequest,
     ),
 )
 async def simulate_job(request: Request, caller: Reader) -> Response:
     """Run operators over the records of the request: no Spark, nothing kept.
+
+    The job is the member `job`, or its members stand beside the records.
 
     At most 100,000 records; more than 256 KiB need the role writer. An answer has at most 100,000 outputs, dropped
     records and entries of stores, of 64 MiB, and is made within 30 s and 1 GiB of memory. What passes that is refused
@@ -209,10 +242,13 @@ async def simulate_job(request: Request, caller: Reader) -> Response:
     },
     openapi_extra=takes(JobSpec, EXAMPLE),
 )
-async def create_job(request: Request, caller: Writer) -> Response:
+async def create_job(request: Request, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Make a job and start it."""
     spec = JobSpec.parse(await read_json(request))
-    return await run_in_threadpool(_create, request, spec, caller.name)
+    view, is_new = await run_in_threadpool(_create, request, spec, caller.name)
+    if waiting.wait:
+        view = await _settled(request, spec.name, waiting)
+    return answer(view, 201 if is_new else 200, headers={"Location": f"/v1/jobs/{spec.name}"})
 
 
 # ---------------------------------------------------------------- looking
@@ -230,13 +266,10 @@ async def get_job(
     request: Request,
     job: str,
     _: Reader,
-    wait: Annotated[Literal["caught_up"] | None, Query(description="Answer only when it is so, or in the end.")] = None,
-    timeout_ms: Annotated[int, Query(ge=0, le=60_000)] = 10_000,
+    waiting: Annotated[Waiting, Query()],
 ) -> Response:
-    """Show a job; with `wait=caught_up`, when it is caught up, failed or stopped, or `timeout_ms` has passed."""
-    if wait:
-        await _until_settled(request, job, timeout_ms)
-    return _tagged(request, await run_in_threadpool(request.state.catalog.read, _view_of, job))
+    """Show a job; with `wait` when it is so, or when nothing more comes: it failed, stopped, or time is up."""
+    return _tagged(request, await _settled(request, job, waiting))
 
 
 @router.patch(
@@ -315,33 +348,33 @@ VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 4
 
 
 @router.post("/v1/jobs/{job:name}:pause", **VERB)
-def pause_job(request: Request, job: str, caller: Writer) -> Response:
+async def pause_job(request: Request, job: str, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Hand out no more work; tasks stay where they are."""
-    return _ask(request, job, "pause", caller.name)
+    return await _ask(request, job, waiting, _change, "pause", caller.name)
 
 
 @router.post("/v1/jobs/{job:name}:resume", **VERB)
-def resume_job(request: Request, job: str, caller: Writer) -> Response:
+async def resume_job(request: Request, job: str, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Go on after a pause."""
-    return _ask(request, job, "resume", caller.name)
+    return await _ask(request, job, waiting, _change, "resume", caller.name)
 
 
 @router.post("/v1/jobs/{job:name}:stop", **VERB)
-def stop_job(request: Request, job: str, caller: Writer) -> Response:
+async def stop_job(request: Request, job: str, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Drain: batches under way are committed, then the slots leave."""
-    return _ask(request, job, "stop", caller.name)
+    return await _ask(request, job, waiting, _change, "stop", caller.name)
 
 
 @router.post("/v1/jobs/{job:name}:restart", **VERB)
-def restart_job(request: Request, job: str, caller: Writer) -> Response:
+async def restart_job(request: Request, job: str, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Start a stopped or failed job where it stood."""
-    return _ask(request, job, "restart", caller.name)
+    return await _ask(request, job, waiting, _change, "restart", caller.name)
 
 
 @router.post("/v1/jobs/{job:name}:flush", **VERB)
-def flush_job(request: Request, job: str, caller: Writer) -> Response:
-    """Close every window, session and buffer once the present input is read; `wait=caught_up` then waits for it."""
-    return _tagged(request, request.state.catalog.write(_flush, job, caller.name))
+async def flush_job(request: Request, job: str, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
+    """Close every window, session and buffer once the present input is read; `wait=caught_up` waits for it."""
+    return await _ask(request, job, waiting, _flush, caller.name)
 
 
 @router.post(
@@ -357,30 +390,58 @@ async def skip_record(request: Request, job: str, _: Admin) -> Response:
 
 
 @router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409))
-def delete_job(request: Request, job: str, _: Writer) -> Response:
-    """Delete a stopped job with its stores and internal streams; its sinks stay."""
-    request.state.catalog.write(job_creation.delete_job, job)
+async def delete_job(request: Request, job: str, _: Writer, waiting: Annotated[WaitingForStop, Query()]) -> Response:
+    """Delete a stopped job with its stores and internal streams; its sinks stay. One that drains can be waited for."""
+    if waiting.wait:
+        await _until_settled(request, job, waiting.wait, waiting.timeout_ms)
+    await run_in_threadpool(request.state.catalog.write, job_creation.delete_job, job)
     return Response(status_code=204)
 
 
-async def _until_settled(request: Request, job: str, timeout_ms: int) -> None:
+async def _ask(
+    request: Request, job: str, waiting: Waiting, work: Callable[..., dict[str, Any]], *how: str
+) -> Response:
+    """Do what a verb says, then wait for what comes of it."""
+    view = await run_in_threadpool(request.state.catalog.write, work, job, *how)
+    return _tagged(request, await _settled(request, job, waiting) if waiting.wait else view)
+
+
+async def _settled(request: Request, job: str, waiting: Waiting) -> dict[str, Any]:
+    """The job, when it is what is waited for."""
+    if waiting.wait:
+        await _until_settled(request, job, waiting.wait, waiting.timeout_ms)
+    view: dict[str, Any] = await run_in_threadpool(request.state.catalog.read, _view_of, job)
+    return view
+
+
+async def _until_settled(request: Request, job: str, wanted: str, timeout_ms: int) -> None:
     catalog, hub = request.state.catalog, request.state.hub
     until = time.monotonic() + timeout_ms / 1000
     while True:
         seen = hub.seen
-        job_id, is_settled = await run_in_threadpool(catalog.read, _is_settled, job)
+        job_id, is_settled = await run_in_threadpool(catalog.read, _is_settled, job, wanted)
         left = until - time.monotonic()
         if is_settled or left <= 0 or hub.is_closed:
             return
         await hub.wait([progress_topic(job_id)], seen, min(left, LOOK_AGAIN_S))
 
 
+def _only_job(body: dict[str, Any]) -> object:
+    """The one member of a body. 422 where others stand beside it."""
+    if others := [name for name in body if name != "job"]:
+        items = [{"pointer": pointer(name), "detail": "is not a known field beside job"} for name in others]
+        raise ProblemError(422, "invalid_spec", items[0]["detail"], items)
+    return body["job"]
+
+
 # ---------------------------------------------------------------- in a transaction
 
 
-def _is_settled(s: Session, name: str) -> tuple[str, bool]:
+def _is_settled(s: Session, name: str, wanted: str) -> tuple[str, bool]:
+    """A job's id, and whether it is what is waited for, or nothing more comes."""
     job = jobs.get_job(s, name)
-    return job.id, job.state in ENDED or jobs.is_caught_up(s, job.id)
+    is_so = jobs.is_caught_up(s, job.id) if wanted == "caught_up" else job.state == wanted
+    return job.id, is_so or job.state in ENDED
 
 
 def _compile(s: Session, spec: JobSpec) -> Topology:
@@ -398,12 +459,10 @@ def _validate(s: Session, spec: JobSpec) -> Topology:
     return topology
 
 
-def _create(request: Request, spec: JobSpec, who: str) -> Response:
-    catalog = request.state.catalog
+def _create(request: Request, spec: JobSpec, who: str) -> tuple[dict[str, Any], bool]:
     start = _start_at_timestamp(request, spec)
-    view, is_new = catalog.write(_submit, spec, who, start)
-    headers = {"Location": f"/v1/jobs/{spec.name}"}
-    return answer(view, 201 if is_new else 200, headers=headers)
+    made: tuple[dict[str, Any], bool] = request.state.catalog.write(_submit, spec, who, start)
+    return made
 
 
 def _submit(s: Session, spec: JobSpec, who: str, start: job_creation.Start) -> tuple[dict[str, Any], bool]:
@@ -434,10 +493,6 @@ def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int
                 chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
                 found.append((name, partition, chunk))
     return found
-
-
-def _ask(request: Request, job: str, verb: str, who: str) -> Response:
-    return _tagged(request, request.state.catalog.write(_change, job, verb, who))
 
 
 def _change(s: Session, name: str, verb: str, who: str) -> dict[str, Any]:

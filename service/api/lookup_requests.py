@@ -27,7 +27,7 @@ from service.streams.stores.reading import Query as StoreQuery
 Kind = Literal["sessions", "windows", "keys"]
 KeyEncoding = Literal["utf8", "base64"]
 
-NAME = r"^[a-z][a-z0-9_]{0,63}-[a-z][a-z0-9_]{0,63}$"
+NAME = r"^[a-z][a-z0-9_.-]{0,63}-[a-z][a-z0-9_.-]{0,63}$"
 TYPES: Final[dict[Kind, str]] = {"sessions": "session", "windows": "window", "keys": "key_value"}
 DEFAULT_LIMIT: Final = 100
 
@@ -69,16 +69,28 @@ class Lookup(Fresh):
         """The bounds of a query's times."""
         return 0, END_OF_TIME
 
+    @property
+    def wants_open(self) -> bool:
+        """Whether only what may still change is asked for."""
+        return False
+
 
 class SessionLookup(Lookup):
     """Which sessions."""
 
     earliest_end: Annotated[Time, Field(description="Sessions that end then or later.")] = 0
     latest_start: Annotated[Time, Field(description="Sessions that start then or earlier.")] = END_OF_TIME
+    is_open: Annotated[
+        bool, Field(alias="open", description="Only sessions that are not final: of a key, the current one.")
+    ] = False
 
     @property
     def times(self) -> tuple[int, int]:
         return self.earliest_end, self.latest_start
+
+    @property
+    def wants_open(self) -> bool:
+        return self.is_open
 
 
 class WindowLookup(Lookup):
@@ -120,8 +132,8 @@ def query_of(request: Request, asked: Lookup, path_key: bytes | None) -> StoreQu
     }
     key = decoded_key(path_key, asked.key_encoding, "{key}") if path_key is not None else decoded["key"]
     if key is not None:
-        return StoreQuery.of_key(key, low, high, reverse=asked.reverse)
-    return StoreQuery(decoded["from_key"], decoded["to_key"], low, high, asked.reverse)
+        return StoreQuery.of_key(key, low, high, reverse=asked.reverse, is_open=asked.wants_open)
+    return StoreQuery(decoded["from_key"], decoded["to_key"], low, high, asked.reverse, asked.wants_open)
 
 
 def path_key(request: Request) -> bytes:

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
-from service.streams.errors import InvalidRecords, InvalidSpec, Problem
+from service.streams.errors import InvalidRecords, Problem
 from service.streams.inputs import Batch, Input, Part, Position, Unread, batch_of
 from service.streams.operators.fields import MAX_INT64
 from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
+from service.streams.topology.complaints import errors_below
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
@@ -48,6 +57,33 @@ class SimulateRequest(BaseModel):
     records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
     batch_records: Annotated[int, Field(ge=1)] | None = None
     advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    _job_at: str = PrivateAttr("/job")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_bare(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(body, dict) or "job" in body or not body.keys() & JobSpec.model_fields.keys():
+            return handler(body)
+        beside = {name: value for name, value in body.items() if name in cls.model_fields}
+        job = {name: value for name, value in body.items() if name not in cls.model_fields}
+        taken = handler({"job": job, **beside})
+        taken._job_at = ""
+        return taken
+
+    @property
+    def job_at(self) -> str:
+        """The JSON pointer of the job in the body."""
+        return self._job_at
+
+
+class BareSimulateRequest(BaseModel):
+    """The same with the members of the job in the place of `job`."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"not": {"required": ["job"]}})
+
+    records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
+    batch_records: Annotated[int, Field(ge=1)] | None = None
+    advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
 
 
 class _WrittenRecord(msgspec.Struct):
@@ -65,13 +101,11 @@ NumberedRecord = tuple[int, SimulatedRecord, str | None]  # its position in the 
 
 
 def compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
-    """The job, its sources as wide as the records say. Raises InvalidSpec, with pointers below /job."""
+    """The job, its sources as wide as the records say. Raises InvalidSpec, with pointers into the body."""
     partitions = 1 + max((record.partition for record in body.records), default=0)
-    try:
+    with errors_below(body.job_at):
         spec = JobSpec.parse(_DEFAULTS | body.job)
         return spec, graph.compile(spec, dict.fromkeys(spec.sources, partitions))
-    except InvalidSpec as error:
-        raise InvalidSpec([Problem("/job" + each.pointer, each.detail) for each in error.errors]) from error
 
 
 def check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:

@@ -61,16 +61,16 @@ def simulate(
                 simulation.advance(body.advance_to)
             return simulation.answer()
     except OperatorFailed as error:
-        error.at(place_of(error, sub_topology))
+        error.at(place_of(error, sub_topology, body.job_at))
         raise
 
 
-def place_of(error: OperatorFailed, sub_topology: SubTopology) -> str:
+def place_of(error: OperatorFailed, sub_topology: SubTopology, job_at: str = "/job") -> str:
     """The pointer of an operator's failure into the request: to a record where one is known, else to the operator."""
     if error.offset is not None:
         return f"/records/{error.offset}"
     names = [node.name for node in sub_topology.nodes]
-    return f"/job/operators/{names.index(error.operator)}" if error.operator in names else "/job"
+    return f"{job_at}/operators/{names.index(error.operator)}" if error.operator in names else job_at
 
 
 @dataclass(slots=True)

@@ -349,6 +349,59 @@ def test_a_simulation_weighs_what_suppress_holds_back_as_a_job_does(refusing: ht
     assert [out["key"] for out in simulated(refusing, [hold], values)] == ["k0"]
 
 
+def test_a_job_to_validate_or_simulate_is_the_body_or_its_member(refusing: httpx.Client) -> None:
+    bare = refusing.post("/v1/jobs:validate", json=JOB)
+    assert refusing.post("/v1/jobs:validate", json={"job": JOB}).json() == bare.json()
+    fed = {
+        "records": [{"key": "u", "value": {"id": x}, "timestamp": t} for t, x in enumerate("aab")],
+        "batch_records": 1,
+    }
+    member = refusing.post("/v1/jobs:simulate", json={"job": {"operators": [ONCE]}, **fed})
+    assert refusing.post("/v1/jobs:simulate", json={"operators": [ONCE], **fed}).json() == member.json()
+    assert len(member.json()["outputs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("validate", {"job": {**JOB, "operators": [{"op": "explode"}]}}, "/job/operators/0/op"),
+        ("validate", {"job": {**JOB, "source": "nothing"}}, "/job/source"),
+        ("validate", {"job": {**JOB, "sink": "visits-once-changelog"}}, "/job/sink"),
+        ("validate", {"job": JOB, "name": "other"}, "/name"),
+        ("validate", {"job": JOB, "records": []}, "/records"),
+        ("validate", {"job": 7}, "/job"),
+        ("validate", {"job": None}, "/job"),
+        ("simulate", {"operators": [{"op": "explode"}]}, "/operators/0/op"),
+        ("simulate", {"operators": [ONCE], "record": []}, "/record"),
+        ("simulate", {"operators": [ONCE], "batch_records": 0}, "/batch_records"),
+        ("simulate", {"job": {}, "operators": [ONCE]}, "/operators"),
+        ("simulate", {"records": []}, "/job"),
+    ],
+)
+def test_what_is_wrong_with_either_form_is_pointed_at(
+    refusing: httpx.Client, path: str, body: dict[str, Any], pointer: str
+) -> None:
+    answer = refusing.post(f"/v1/jobs:{path}", json=body)
+    assert answer.status_code == 422, answer.text
+    assert [item["pointer"] for item in answer.json()["errors"]] == [pointer]
+
+
+def test_names_follow_one_rule_and_what_they_make_together_is_taken_once(api: httpx.Client) -> None:
+    api.post("/v1/streams", json={"name": "page-views.v2", "partitions": 1}).raise_for_status()
+    body = {"source": "page-views.v2", "operators": [{**ONCE, "name": "by-id.v1"}]}
+    made = api.post("/v1/jobs", json={"name": "unique-views", **body})
+    assert (made.status_code, made.json()["stores"]) == (201, ["unique-views-by-id.v1"]), made.text
+    assert api.get("/v1/stores/unique-views-by-id.v1").status_code == 200
+    assert api.get("/v1/streams/unique-views-by-id.v1-changelog").status_code == 200
+    assert api.post("/v1/jobs/unique-views:pause").status_code == 200
+    taken = api.post("/v1/jobs", json={"name": "unique", **body, "operators": [{**ONCE, "name": "views-by-id.v1"}]})
+    assert (taken.status_code, taken.json()["code"]) == (409, "stream_exists")
+    assert taken.json()["errors"][0]["pointer"] == "/name"
+    operators = [{"op": "filter", "where": "true"}, {**ONCE, "name": "filter-0"}]
+    twice = api.post("/v1/jobs", json={"name": "twice", **body, "operators": operators})
+    assert (twice.status_code, twice.json()["errors"][0]["pointer"]) == (422, "/operators/1/name")
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

@@ -164,7 +164,7 @@ def test_an_operator_is_refused_with_one_pointer_through_every_door(
     ("fields", "pointer"),
     [
         ({"name": "n" * 65}, "/name"),
-        ({"name": "with-dash"}, "/name"),
+        ({"name": "With-Capitals"}, "/name"),
         ({"source": "nobody"}, "/source"),
         ({"source": []}, "/source"),
         ({"source": ["clicks", "clicks"]}, "/source/1"),

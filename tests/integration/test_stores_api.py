@@ -240,6 +240,21 @@ def job_of_its_own(world: World, name: str, **window: int) -> str:
     return f"{name}-s/sessions"
 
 
+def test_the_current_session_of_a_key_is_one_call(world: World) -> None:
+    path = job_of_its_own(world, "current", gap_ms=10)
+    position = world.post(("u", 0, 1), ("u", 100, 1), ("u", 107, 1), ("v", 50, 1), stream="current")
+    found = world.look(f"{path}/u", open=True, min_position=position, timeout_ms=60_000)
+    assert (windows(found), found["items"][0]["is_final"]) == ([("u", 100, 107)], False)
+    assert windows(world.look(f"{path}/u")) == [("u", 0, 0), ("u", 100, 107)]
+    assert windows(world.look(f"{path}/u", open=False)) == windows(world.look(f"{path}/u"))
+    assert [item["is_final"] for item in world.look(path, open=True)["items"]] == [False] * len(
+        world.look(path, open=True)["items"]
+    )
+    assert ("u", 0, 0) not in windows(world.look(path, open=True))
+    assert world.refused(422, f"{path}/u", open="perhaps")["errors"][0]["pointer"] == "?open"
+    assert world.refused(422, "minutes-w/windows/u1", open=True)["errors"][0]["pointer"] == "?open"
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_cursor_is_stable_while_others_write(world: World, reverse: bool) -> None:
     """Between any two pages sessions come, grow, merge and close, before the cursor, behind it, and right there."""

@@ -18,7 +18,7 @@ from service.streams.errors import InvalidExpression
 from service.streams.expressions import Expression
 
 MAX_INT64 = 2**63 - 1
-JOB_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+JOB_NAME = r"^[a-z][a-z0-9_.-]{0,63}$"  # of an operator too: streams and stores are called by two of them, and more
 STREAM_NAME = r"^[a-z][a-z0-9_.-]{0,127}$"
 
 

@@ -108,11 +108,20 @@ class Query:
     from_time: int = 0
     to_time: int = END_OF_TIME
     reverse: bool = False
+    is_open: bool = False  # only what may still change
 
     @classmethod
-    def of_key(cls, key: bytes, from_time: int = 0, to_time: int = END_OF_TIME, *, reverse: bool = False) -> Query:
+    def of_key(
+        cls,
+        key: bytes,
+        from_time: int = 0,
+        to_time: int = END_OF_TIME,
+        *,
+        reverse: bool = False,
+        is_open: bool = False,
+    ) -> Query:
         """All entries of one key."""
-        return cls(key, key, from_time, to_time, reverse)
+        return cls(key, key, from_time, to_time, reverse, is_open)
 
     @property
     def is_of_key(self) -> bool:
@@ -143,8 +152,13 @@ class Form:
     is_end_inclusive: bool = False  # a session or sliding window may still change at the very time it closes at
     is_session: bool = False
 
-    def is_wanted(self, entry: Entry, query: Query) -> bool:
-        """Whether the query's keys and times take the entry."""
+    def is_wanted(self, entry: Entry, query: Query, stream_time: int) -> bool:
+        """Whether the entry is there at that stream time, and what the query asks for."""
+        if entry.lives_until < stream_time or (query.is_open and self.is_final(entry, stream_time)):
+            return False
+        return self._is_within(entry, query)
+
+    def _is_within(self, entry: Entry, query: Query) -> bool:
         if entry.key is None:
             return query.is_of_key or (query.first is None and query.last is None)
         is_below = query.first is not None and entry.key < query.first
@@ -191,7 +205,7 @@ def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[P
     items = [
         Found(_named(entry, query), partition, form.is_final(entry, time))
         for entry in found
-        if entry.lives_until >= time and form.is_wanted(entry, query)
+        if form.is_wanted(entry, query, time)
     ]
     return Page(items, None, {partition: findings})
 
@@ -310,7 +324,7 @@ class _Merge:
             self._scanned += len(entries)
             stream_time = findings[run.partition].stream_time
             for entry in run.feed(entries, asks[0].limit, reverse=self._query.reverse):
-                if entry.lives_until >= stream_time and self._is_wanted(entry, run.partition):
+                if self._is_wanted(entry, run.partition, stream_time):
                     run.found.append(entry)
 
     def collect(self) -> bool:
@@ -324,9 +338,9 @@ class _Merge:
             self._give(run)
         return True
 
-    def _is_wanted(self, entry: Entry, partition: int) -> bool:
+    def _is_wanted(self, entry: Entry, partition: int, stream_time: int) -> bool:
         is_new = self._after is None or self._comes_before(self._after, Place(entry.within, partition))
-        return is_new and self._form.is_wanted(entry, self._query)
+        return is_new and self._form.is_wanted(entry, self._query, stream_time)
 
     def _comes_before(self, one: Place, other: Place) -> bool:
         return one > other if self._query.reverse else one < other

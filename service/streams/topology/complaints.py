@@ -5,13 +5,14 @@ It knows pydantic's findings; it refuses to find anything itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from service.streams.errors import Problem
+from service.streams.errors import InvalidSpec, Problem, StreamError
 from service.streams.operators import AVAILABLE, PLANNED
 
 _CHOICES = {"source", "sink", "start"}  # fields whose location carries the tag of the shape that was tried
@@ -51,6 +52,19 @@ def complaints(error: ValidationError, body: object) -> list[Problem]:
 def pointer(*parts: str | int) -> str:
     """A JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+@contextmanager
+def errors_below(place: str) -> Iterator[None]:
+    """Errors of a job are at this place of the body."""
+    try:
+        yield
+    except StreamError as error:
+        placed = [Problem(place + each.pointer, each.detail) for each in error.errors]
+        if isinstance(error, InvalidSpec):
+            raise InvalidSpec(placed) from error  # its words repeat the pointers
+        error.errors = placed
+        raise
 
 
 def _pointer(finding: ErrorDetails) -> str:

@@ -105,7 +105,10 @@ def compile(  # noqa: A001 - it is what it does
     if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
         raise InvalidSpec(found)
     *reaching, results = spec.upstreams()
-    nodes = [_node(spec.name, i, operator, reaching[i]) for i, operator in enumerate(spec.operators)]
+    nodes = [
+        _node(spec.name, i, name, operator, reaching[i])
+        for i, (name, operator) in enumerate(zip(spec.operator_names, spec.operators, strict=True))
+    ]
     last = len(nodes) - 1 if nodes else None
     sinks = [Sink(sink.stream, sink.where, last, results) for sink in spec.sinks]
     dropped = _dropped(spec.name) if spec.keep_dropped else None
@@ -130,8 +133,7 @@ def _dropped(job: str) -> str:
     return f"{job}-dropped"
 
 
-def _node(job: str, position: int, operator: OperatorSpec, upstream: Upstream) -> Node:
-    name = operator.name or f"{operator.op}-{position}"
+def _node(job: str, position: int, name: str, operator: OperatorSpec, upstream: Upstream) -> Node:
     store = _store(job, operator) if isinstance(operator, StatefulSpec) else None
     parent = position - 1 if position else None
     return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store, upstream, parent)

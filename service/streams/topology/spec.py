@@ -150,6 +150,11 @@ class JobSpec(Spec):
             return []
         return [SinkSpec(stream=self.sink)] if isinstance(self.sink, str) else list(self.sink)
 
+    @property
+    def operator_names(self) -> list[str]:
+        """What each operator is called: as it says, or by its kind and place."""
+        return [operator.name or f"{operator.op}-{i}" for i, operator in enumerate(self.operators)]
+
     def upstreams(self) -> list[Upstream]:
         """For each operator, and then for the sinks, what those before it make of the records that reach it."""
         found = [PLAIN]
@@ -162,8 +167,7 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
     """What each field alone does not show."""
     yield from _repeated(spec.sources, "/source/{}", "source")
     yield from _repeated([sink.stream for sink in spec.sinks], "/sink/{}/stream", "sink")
-    names = [operator.name for operator in spec.operators]
-    yield from _repeated(names, "/operators/{}/name", "the name of operator")
+    yield from _repeated(spec.operator_names, "/operators/{}/name", "the name of operator")
     for i, sink in enumerate(spec.sinks):
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
@@ -173,8 +177,8 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
             yield Problem(f"/operators/{i}{problem.pointer}", problem.detail)
 
 
-def _repeated(names: list[str] | list[str | None], pointer: str, noun: str) -> Iterator[Problem]:
+def _repeated(names: list[str], pointer: str, noun: str) -> Iterator[Problem]:
     first: dict[str, int] = {}
     for i, name in enumerate(names):
-        if name is not None and first.setdefault(name, i) != i:
+        if first.setdefault(name, i) != i:
             yield Problem(pointer.format(i), f"{name!r} is already {noun} {first[name]}")

@@ -105,6 +105,21 @@ def test_keys_of_any_bytes_and_length_are_told_apart(engine: Engine, tmp_path: P
     assert store.windows(Query(b"k" * 5_000, None)) == [("é/ü", 5, 5)]
 
 
+def test_open_sessions_are_those_that_are_not_final(engine: Engine, tmp_path: Path) -> None:
+    job, store = sessions(engine, tmp_path)
+    starts = list(range(0, 100 * 12, 12))  # too many for one look; those before the last two are closed
+    for begin in range(0, len(starts), 7):
+        job.feed([record for start in starts[begin : begin + 7] for key in ("a", "b") for record in at(key, start)])
+    current = [start for start in starts if start + GAP_MS + GRACE_MS >= starts[-1]]
+    assert len(current) == 2
+    for key in (b"a", b"b"):
+        assert store.windows(Query.of_key(key, is_open=True)) == [(key.decode(), start, start) for start in current]
+    assert store.windows(Query.of_key(b"a", is_open=True, reverse=True), limit=1) == [
+        ("a", start, start) for start in current[::-1]
+    ]
+    assert store.windows(Query(is_open=True)) == [(key, start, start) for key in "ab" for start in current]
+
+
 def test_a_session_is_final_one_past_its_gap_and_grace(engine: Engine, tmp_path: Path) -> None:
     job, store = sessions(engine, tmp_path)
     job.feed(at("a", 100, 104))
