@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from service.streams.topology.spec import JobSpec
@@ -51,6 +53,26 @@ def test_the_jobs_of_the_readme_are_jobs() -> None:
         r"<<'JSON'\n(.*?)JSON\n", README, re.DOTALL
     )
     assert [JobSpec.parse(json.loads(body)).name for body in given] == ["once", "visits"]
+
+
+def test_the_commands_of_the_readme_are_commands_with_these_options() -> None:
+    given = re.findall(r"^(?:\.venv/bin/)?millrace ([a-z]+)(?: [a-z]+)?((?: --[^#\n]*)?)", README, re.MULTILINE)
+    seen: dict[str, set[str]] = {name: set() for name, _ in given}
+    for name, options in given:
+        seen[name] |= set(re.findall(r"--[a-z-]+", options))
+    assert {"--api", "--spark-master", "--name"} <= seen["instance"]
+    assert {"up", "api", "instance", "migrate", "token"} <= set(seen)
+    settings = (ROOT / "docs" / "settings.md").read_text()
+    for name, options in seen.items():
+        for option in options - {"--role"}:  # of `token create`
+            assert f"`{option}`" in settings, f"{name} {option}"
+
+
+def test_the_readme_starts_spark_by_classes_that_are_there() -> None:
+    jars = zipfile.ZipFile(next((Path(pyspark.__file__).parent / "jars").glob("spark-core_*.jar")))
+    classes = re.findall(r"^spark-class ([\w.]+)", README, re.MULTILINE)
+    assert [name.rpartition(".")[2] for name in classes] == ["Master", "Worker"]
+    assert {f"{name.replace('.', '/')}.class" for name in classes} <= set(jars.namelist())
 
 
 def test_the_operators_of_their_page_are_operators() -> None:

@@ -94,7 +94,7 @@ def test_every_problem_is_found_at_once():
     }
 
 
-@pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a" * 65, "a\n", "é", 7, None])
+@pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a b", "a/b", "a:b", "a" * 65, "a\n", "é", 7, None])
 def test_job_names_follow_their_rule(name):
     assert pointers(name=name) == ["/name"]
 
