@@ -217,16 +217,12 @@ class TaskRunner:
         return self._outcome(self.chain.go_on(states, self._no_rows()), started_s)
 
     def advance(self, states: States, reason: AdvanceReason) -> Outcome:
-        """Move stream time to the lowest time that closes what is open in the stores.
-
-        What this sends down the chain may be open there: the task is done when nothing is found to be.
-        """
+        """Close what is open in the stores; the task is done when nothing is found to be."""
         started_s = time.perf_counter()
-        to = self.chain.horizon(states)
-        if to is None:
+        if self.chain.horizon(states) is None:
             return Outcome(self._commit(clock.NOT_STARTED, advance=Advanced(None, reason)))
-        result = self.chain.advance(to, states, reason, self._no_rows())
-        return self._outcome(result, started_s, advance=Advanced(to, reason))
+        result = self.chain.close(states, reason, self._no_rows())
+        return self._outcome(result, started_s, advance=Advanced(result.stream_time, reason))
 
     def _no_rows(self) -> Origins:
         """Of no rows: what waits in stores says where in the task's inputs it comes from."""

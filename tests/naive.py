@@ -117,6 +117,43 @@ def run(operators: list[Record], records: Iterable[Record], *, drop_failing: boo
     return flow
 
 
+def machine_of(operators: list[Record], place: int) -> Any:
+    """The operator at a place of a chain, where it holds something open: an aggregate, a distinct or a suppress."""
+    operator = operators[place]
+    if operator["op"] == "aggregate":
+        return naive_windows.Aggregate(operator, EXPRESSIONS)
+    if operator["op"] == "distinct":
+        return naive_suppress.Distinct(operator)
+    return naive_suppress.Suppress(operator, naive_suppress.upstream(operators, place)[2])
+
+
+class Closing:
+    """A chain of such operators, and of `select_key` by key, which can be flushed."""
+
+    def __init__(self, operators: list[Record]) -> None:
+        self.machines = [
+            None if op["op"] == "select_key" else machine_of(operators, i) for i, op in enumerate(operators)
+        ]
+
+    def feed(self, record: Record) -> list[Record]:
+        """What comes out when this record comes in."""
+        return self.along([{"window": None, **record}], is_flush=False)
+
+    def flush(self) -> list[Record]:
+        """What comes out when all that is open is closed: each operator goes as far as it itself needs."""
+        return self.along([], is_flush=True)
+
+    def along(self, flow: list[Record], *, is_flush: bool) -> list[Record]:
+        for machine in self.machines:
+            if machine is None:
+                flow = [{**record, "window": None} for record in flow]
+                continue
+            flow = [out for record in flow for out in machine.feed(record)]
+            to = machine.horizon() if is_flush else None
+            flow += [] if to is None else machine.advance(to)
+        return flow
+
+
 def murmur2(data: bytes) -> int:
     """org.apache.kafka.common.utils.Utils.murmur2, line by line."""
     m, h = 0x5BD1E995, 0x9747B28C ^ len(data)

@@ -53,6 +53,12 @@ class Suppress:
         self.obs = max(self.obs, to)
         return self.evict_while(self.is_head_due)
 
+    def horizon(self) -> int | None:
+        """The time at which the last of the buffer leaves."""
+        times = [time for time, _ in self.buffer.values()]
+        last = max(times) + self.wait + self.is_strict if times else None
+        return last if last is not None and last < 2**63 else None
+
     def shrink(self) -> list[Record]:
         if self.when_full == "spill_to_disk":
             return []
@@ -114,6 +120,7 @@ class Distinct:
         self.obs = -1
         self.seen: set[Any] = set()
         self.sessions: dict[Any, list[tuple[int, int]]] = {}
+        self.last = -1  # the last end of a window that took a record
 
     def feed(self, record: Record) -> list[Record]:
         if record["key"] is None:
@@ -128,10 +135,18 @@ class Distinct:
         self.obs = max(self.obs, to)
         return []
 
+    def horizon(self) -> int | None:
+        """The time that closes the last of its windows; None when that is past."""
+        time = self.last + closing_delay(self.window) + (self.window["type"] == "session")
+        return time if self.last >= 0 and self.obs < time < 2**63 else None
+
     def tumbling(self, record: Record) -> tuple[int, int] | None:
         size = self.window["size_ms"]
         start = record["timestamp"] // size * size
-        if start + size <= self.obs - closing_delay(self.window) or (record["key"], start) in self.seen:
+        if start + size <= self.obs - closing_delay(self.window):
+            return None
+        self.last = max(self.last, start + size)
+        if (record["key"], start) in self.seen:
             return None
         self.seen.add((record["key"], start))
         return start, start + size
@@ -143,6 +158,7 @@ class Distinct:
         merged = (min([at, *(s[0] for s in near)]), max([at, *(s[1] for s in near)]))
         if merged[1] < close:
             return None
+        self.last = max(self.last, merged[1])
         self.sessions[record["key"]] = [s for s in all_of_key if s not in near] + [merged]
         return None if near else merged
 

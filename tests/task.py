@@ -88,6 +88,13 @@ class Task:
     def advance(self, to: int, reason: CloseReason = "flush") -> ChainResult:
         return self._kept(self.chain.advance(to, self.states, reason, NOTHING))
 
+    def close(self, reason: CloseReason = "flush") -> list[ChainResult]:
+        """Everything that is open."""
+        found = []
+        while self.chain.horizon(self.states) is not None:
+            found += [self._kept(self.chain.close(self.states, reason, NOTHING)), *self.drain()]
+        return found
+
     def drain(self) -> list[ChainResult]:
         """Everything that was too much at once."""
         found = []

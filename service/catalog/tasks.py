@@ -46,6 +46,13 @@ class Assigned:
         """Whether there is something to read."""
         return any(at.has_work for at in self.inputs)
 
+    @property
+    def ends(self) -> list[int]:
+        """Up to where to read each input: what came after a flush was asked for waits for it, so that it closes what
+        was open then, and ends.
+        """
+        return [at.end for at in self.inputs] if self.flush_at is None else self.flush_at
+
 
 @dataclass(frozen=True, slots=True)
 class ChangelogEnd:
@@ -147,13 +154,18 @@ def _work(s: Session, task: Assigned, max_records: int) -> list[InputRange]:
     """The next range of each input that has one, and the chunks that hold it: at most `max_records` records each."""
     if max_records <= 0:
         return []
-    return [_range(s, number, at, max_records) for number, at in enumerate(task.inputs) if at.has_work]
+    read = zip(task.inputs, task.ends, strict=True)
+    return [
+        _range(s, number, at, end, max_records)
+        for number, (at, end) in enumerate(read)
+        if at.has_work and at.position < end
+    ]
 
 
-def _range(s: Session, number: int, at: TaskInput, max_records: int) -> InputRange:
+def _range(s: Session, number: int, at: TaskInput, end: int, max_records: int) -> InputRange:
     chunks = chunks_from(s, at.stream_id, at.partition, at.position, max_records).chunks
-    end = min(chunks[-1].end_offset, max(at.position, chunks[0].first_offset) + max_records)
-    return InputRange(number, at.position, end, chunks)
+    end = min(end, chunks[-1].end_offset, max(at.position, chunks[0].first_offset) + max_records)
+    return InputRange(number, at.position, end, [chunk for chunk in chunks if chunk.first_offset < end])
 
 
 def _skips(s: Session, job_id: str, task: Assigned) -> list[tuple[int, int]]:

@@ -58,10 +58,25 @@ class SimulatedTask:
             batch = batch.rest(result.taken)
 
     def advance(self, to: int, inputs: Sequence[Input]) -> Iterator[ChainResult]:
-        """Results of moving stream time to `to` (ms), as a flush of the job would. `inputs`: all that it reads."""
-        with self._states() as states:
-            result = self.chain.advance(to, states, "flush", Origins.none(inputs))
+        """Results of moving stream time to `to` (ms). `inputs`: all that it reads.
+
+        Where that closes all that is open, it does what a flush of the job does: also closes, in each operator, what
+        those before it let go.
+        """
+        origins = Origins.none(inputs)
         self.stream_time = max(self.stream_time, to)
+        with self._states() as states:
+            last, result = self.chain.horizon(states), self.chain.advance(to, states, "flush", origins)
+        yield from self._moved(result, inputs)
+        while last is None or last <= to:
+            with self._states() as states:
+                if self.chain.horizon(states) is None:
+                    return
+                result = self.chain.close(states, "flush", origins)
+            yield from self._moved(result, inputs)
+
+    def _moved(self, result: ChainResult, inputs: Sequence[Input]) -> Iterator[ChainResult]:
+        self.stream_time = max(self.stream_time, result.stream_time)
         self._replay(result.changes)
         yield result
         yield from self._backlog(inputs)
@@ -79,6 +94,7 @@ class SimulatedTask:
                 if not self.chain.has_backlog(states):
                     return
                 result = self.chain.go_on(states, Origins.none(inputs))
+            self.stream_time = max(self.stream_time, result.stream_time)
             self._replay(result.changes)
             yield result
 

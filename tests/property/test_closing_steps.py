@@ -15,7 +15,7 @@ from service.streams.operators import functions, grouping
 from service.streams.operators.aggregate import Aggregate
 from service.streams.operators.suppress import Suppress
 from service.streams.topology.chain import ChainResult
-from tests import strategies
+from tests import naive, strategies
 from tests.property.test_finals import BETWEEN, windows
 from tests.task import Record, Task, batch_of, causes, cut, dropped, held, job, parts, shown
 
@@ -86,8 +86,8 @@ class Stepping:
             self._keep(result)
 
     def flush(self) -> None:
-        while (to := self.task.chain.horizon(self.task.states)) is not None:
-            self.advance(to)
+        for result in self.task.close():
+            self._keep(result)
 
     def advance(self, to: int) -> None:
         """Once: what it does not come to at once it goes on with by itself."""
@@ -122,6 +122,40 @@ def test_time_that_is_moved_by_hand_comes_all_the_way(
     assert sorted(steps.dropped) == sorted(whole.dropped)
     assert held(steps.task) == held(whole.task)
     assert times(steps.task) == times(whole.task)
+
+
+@st.composite
+def closing(draw: st.DrawFn) -> list[Record]:
+    """Operators that hold something open, with windows of several lengths, each behind plain records."""
+    kinds = st.sampled_from(["closing", "running", "distinct", "hold", "final"])
+    found: list[Record] = []
+    for i, kind in enumerate(draw(st.lists(kinds, min_size=1, max_size=3))):
+        found += [{"op": "select_key", "name": f"plain{i}", "key": "key"}] if found else []
+        if kind == "distinct":
+            found.append(draw(strategies.distincts(f"op{i}")))
+        elif kind == "hold":
+            found.append({**HOLD, "name": f"op{i}"})
+        else:
+            emit = "on_window_close" if kind == "closing" else "on_update"
+            found.append(
+                {"op": "aggregate", "name": f"op{i}", "window": draw(windows), "aggregates": COUNT, "emit": emit}
+            )
+            found += [{**FINAL, "name": f"final{i}"}] if kind == "final" else []
+    return found
+
+
+@given(closing(), bursts(), st.integers(0, 12), st.none() | st.integers(1, 4))
+def test_a_flush_closes_each_operator_as_far_as_it_needs_as_the_oracle_does(
+    operators: list[Record], records: list[Record], flushed: int, at_once: int | None
+) -> None:
+    machine, oracle = Stepping(operators, at_once), naive.Closing(operators)
+    expected = [out for record in records[:flushed] for out in oracle.feed(record)] + oracle.flush()
+    expected += [out for record in records[flushed:] for out in oracle.feed(record)] + oracle.flush()
+    machine.feed(batch_of(records[:flushed]))
+    machine.flush()
+    machine.feed(batch_of(records[flushed:], flushed))
+    machine.flush()
+    assert [{name: each[name] for name in ("key", "value", "timestamp", "window")} for each in machine.out] == expected
 
 
 @given(chains(), bursts(), st.integers(1, 30))

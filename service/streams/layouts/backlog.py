@@ -25,9 +25,11 @@ _CAUSE, _TO, _REASON = b"cause", b"to", b"reason"
 
 
 class Advance(NamedTuple):
-    """Stream time (ms) is to be moved to `to`, for an operator and for those behind it; no record causes it."""
+    """Stream time (ms) is to be moved to `to`, for an operator and for those behind it; no record causes it. None: of
+    each to the lowest time that closes all that is open in it.
+    """
 
-    to: int
+    to: int | None
     reason: CloseReason
 
 
@@ -59,7 +61,9 @@ class Backlog:
         if skipped:
             rows = rows.filter(pa.array(~np.isin(words, list(skipped))))
         cause = int(codes(np.array([int(said[_CAUSE])]))[0]) if _CAUSE in said else None
-        advance = Advance(int(said[_TO]), cast(CloseReason, said[_REASON].decode())) if _TO in said else None
+        advance = None
+        if _REASON in said:
+            advance = Advance(int(said[_TO]) if _TO in said else None, cast(CloseReason, said[_REASON].decode()))
         return cls(rows, cause, advance)
 
     def change(self, origins: Origins) -> Part:
@@ -70,7 +74,8 @@ class Backlog:
         if self.cause is not None:
             said[_CAUSE] = b"%d" % origins.words(np.array([self.cause]))[0]
         if self.advance is not None:
-            said |= {_TO: b"%d" % self.advance.to, _REASON: self.advance.reason.encode()}
+            said |= {_REASON: self.advance.reason.encode()}
+            said |= {} if self.advance.to is None else {_TO: b"%d" % self.advance.to}
         words = pa.array(origins.words(self.rows.column("ordinal").to_numpy()))
         schema, sink = _STORED.with_metadata(said), pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as stream:

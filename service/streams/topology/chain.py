@@ -141,13 +141,24 @@ class Chain:
         ]
         return max((time for time in found if time is not None), default=None)
 
+    def close(self, states: Mapping[str, StateReader], reason: CloseReason, origins: Origins) -> ChainResult:
+        """Move the stream time of each operator, in order, to the lowest time that closes all that is open in it, once
+        it has what those before it let go: what one needs closed closes nothing in another.
+
+        The result's stream time is the highest of these. Otherwise as `advance`.
+        """
+        return self._moved(Advance(None, reason), states, origins)
+
     def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason, origins: Origins) -> ChainResult:
         """Move the stream time of every operator to `to`, in order: each first gets what those before it let go.
 
         Operators that do not wait for time (deduplicate) do not take part. Where one is not through, those behind it
         wait until it is: there time is moved when the chain goes on. Raises OperatorFailed.
         """
-        passing = _Pass(self._places, states, origins, _NO_ROWS, Advance(to, reason))
+        return self._moved(Advance(to, reason), states, origins)
+
+    def _moved(self, advance: Advance, states: Mapping[str, StateReader], origins: Origins) -> ChainResult:
+        passing = _Pass(self._places, states, origins, _NO_ROWS, advance)
         with _located(origins):
             passing.lead(0)
             return self._delivered(passing)
@@ -201,12 +212,12 @@ class _Pass:
         self.fits: int | None = None
         self.result = ChainResult(origins)
         self._advance, self._moved = advance, set() if advance is None else {_SOURCE}
+        self._reached = clock.NOT_STARTED
 
     @property
     def time(self) -> int:
         """How far this moves the task's stream time."""
-        found = int(self.source.column("timestamp").to_numpy().max(initial=clock.NOT_STARTED))
-        return found if self._advance is None else max(found, self._advance.to)
+        return int(self.source.column("timestamp").to_numpy().max(initial=self._reached))
 
     def lead(self, first: int) -> None:
         """Through the operators from a place on, as far as they get something."""
@@ -267,7 +278,11 @@ class _Pass:
         if not isinstance(operator, Advancing):
             return step
         overlay = Overlay(self._state(i), step.changes)
-        then = operator.advance(advance.to, overlay, advance.reason)
+        to = operator.horizon(overlay) if advance.to is None else advance.to
+        if to is None:
+            return step
+        self._reached = max(self._reached, to)
+        then = operator.advance(to, overlay, advance.reason)
         forward = pa.concat_batches([step.forward, then.forward])
         measured = measures.after(step.measures, then.measures)
         return Step(forward, overlay.merged(then.changes), step.dropped + then.dropped, measured, then.rest)

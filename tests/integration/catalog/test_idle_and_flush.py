@@ -85,6 +85,26 @@ def test_a_task_is_told_to_close_once_input_is_silent_for_long_enough(
     assert worker.poll().is_ready
 
 
+def test_a_flush_waits_behind_what_was_there_when_it_was_asked_for_and_ends_under_steady_input(
+    catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
+) -> None:
+    post(catalog, clicks, {0: 3})
+    catalog.write(job_states.flush_job, "visits")
+    for _ in range(3):
+        post(catalog, clicks, {0: 5})
+    [work] = handed_out(worker, "0_0").work
+    assert (work.start, work.end) == (0, 3)
+    assert worker.run() == 3
+    for to in (7_000, None):
+        post(catalog, clicks, {0: 5})
+        task = handed_out(worker, "0_0")
+        assert (task.advance, task.work) == ("flush", [])
+        assert worker.commit(advanced(task, to, "flush"))[0].status == "accepted"
+    [work] = handed_out(worker, "0_0").work
+    assert (work.start, work.end) == (3, 28)
+    assert tasks(catalog)["0_0"].flush_at is None
+
+
 def test_input_is_not_idle_while_any_task_of_the_job_still_reads(
     catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:

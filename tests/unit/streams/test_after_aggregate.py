@@ -15,7 +15,7 @@ from service.streams.operators.map_values import MapValues, MapValuesSpec
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
-from tests.task import Task, batch_of, cut, job, outputs, rows_of, run_all, shown
+from tests.task import Task, batch_of, cut, dropped, job, outputs, parts, rows_of, run_all, shown
 
 TABLE = Upstream(is_table=True)
 TUMBLING = {"type": "tumbling", "size_ms": 10}
@@ -86,6 +86,21 @@ def test_values_on_which_a_condition_fails_are_dropped_and_tombstones_are_not():
 
 
 # ---------------------------------------------------------------- map_values
+
+
+def test_what_distinct_needs_closed_does_not_close_the_aggregate_behind_it():
+    """A day of distinct is closed; the aggregate's own windows asked for no more than their grace."""
+    distinct = {"op": "distinct", "name": "daily", "window": {"type": "tumbling", "size_ms": 1000, "grace_ms": 500}}
+    plain = {"op": "select_key", "key": "key"}
+    window = {"type": "session", "gap_ms": 10}
+    counted = {"op": "aggregate", "name": "visits", "window": window, "aggregates": {"n": {"fn": "count"}}}
+    task = Task(job([distinct, plain, counted | {"emit": "on_window_close"}]))
+    assert run_all(task, [batch_of([{"key": "a", "value": {}, "timestamp": 5}])]) == []
+    assert [(out["key"], out["value"]) for result in task.close() for out in outputs(result)] == [("a", {"n": 1})]
+    later = [{"key": key, "value": {}, "timestamp": at} for key, at in (("a", 999), ("b", 1001), ("b", 2000))]
+    results = parts(task, batch_of(later, 1))
+    assert [(out["key"], out["timestamp"]) for result in results for out in outputs(result)] == [("b", 1001)]
+    assert [drop for result in results for drop in dropped(result)] == [("daily", "closed_idle", 1)]
 
 
 def mapped(*updates, upstream=TABLE, on_error="fail", **select):

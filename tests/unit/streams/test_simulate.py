@@ -116,6 +116,30 @@ def test_advance_to_closes_nothing_for_deduplicate():
     assert answer([ONCE], [record("a", 1)], advance_to=1000)["stores"]["x-once"][0]["key"] == "a"
 
 
+CLOSING = {
+    "op": "aggregate",
+    "name": "visits",
+    "window": {"type": "tumbling", "size_ms": 10},
+    "aggregates": {"n": {"fn": "count"}},
+    "emit": "on_window_close",
+}
+LATER = {"op": "suppress", "name": "later", "until": "time_limit", "time_limit_ms": 1000}
+
+
+@pytest.mark.parametrize(
+    ("to", "keys", "stream_time"), [(9, "", 9), (10, "ab", 1002), (1002, "ab", 1002), (5000, "ab", 5000)]
+)
+def test_an_advance_that_closes_all_closes_also_what_it_lets_go_as_a_flush_does(to, keys, stream_time):
+    found = answer([CLOSING, LATER], [record("a", 1), record("b", 2)], advance_to=to)
+    assert [output["key"] for output in found["outputs"]] == [*keys]
+    assert found["stream_time"] == {"0_0": stream_time}
+
+
+def test_an_advance_that_leaves_open_what_a_record_had_let_go_goes_no_further():
+    found = answer([CLOSING, LATER], [record("a", 1), record("b", 12)], advance_to=20)
+    assert (found["outputs"], found["stream_time"]) == ([], {"0_0": 20})
+
+
 # ---------------------------------------------------------------- how much one may give
 
 COUNT = {"n": {"fn": "count"}}
