@@ -6,6 +6,7 @@ It knows keys and their order; it refuses to know what they hold.
 from __future__ import annotations
 
 import heapq
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -40,7 +41,7 @@ class Overlay:
         room = None if limit is None else limit + len(changed)  # as many as may be hidden by deletes
         kept = [entry for entry in self._state.scan(start, end, room, reverse=reverse) if entry[0] not in self._changes]
         written = [(key, value) for key in changed if (value := self._changes[key]) is not None]
-        return list(heapq.merge(kept, written, key=_key, reverse=reverse))[:limit]
+        return list(heapq.merge(kept, written, key=itemgetter(0), reverse=reverse))[:limit]
 
     def merged(self, then: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """These changes and those that follow them as one, for the store below; what is only here is not deleted."""
@@ -52,10 +53,6 @@ class Overlay:
             return None
         columns = [pa.array(kept, pa.binary()), pa.array([both[key] for key in kept], pa.binary())]
         return pa.RecordBatch.from_arrays(columns, schema=CHANGELOG_SCHEMA)
-
-
-def _key(entry: tuple[bytes, bytes]) -> bytes:
-    return entry[0]
 
 
 def _as_dict(changes: pa.RecordBatch | None) -> dict[bytes, bytes | None]:

@@ -232,6 +232,7 @@ def load(
     entries = state.get_many(_as_list(buffers.entry_keys(identities)), buffers.NOT_BUFFERED)
     was, held = buffers.times_and_sizes(entries)
     is_cut = is_short or (beyond and len(more) == beyond)
+    all_due = (last_due + 1, _NOBODY) if last_due < _ALL else (last_due, _ALL)
     return Flow(
         ids=places[: len(feed.times)],
         who=who,
@@ -240,7 +241,7 @@ def load(
         was=was,
         held=held,
         stored_totals=totals,
-        known=np.array([times[-1], places[-1]] if is_cut else _up_to(last_due), np.int64),
+        known=np.array([times[-1], places[-1]] if is_cut else all_due, np.int64),
         times=was.copy(),
         sources=np.full(len(was), kernel.STORED),
         totals=totals.copy(),
@@ -265,11 +266,6 @@ def _heads(state: StateReader, cut: bytes, at_once: int, totals: Int64s) -> tupl
         size += sum(map(len, state.get_many(keys, buffers.NOT_BUFFERED)))
         start = page[-1][0] + b"\x00"
     return found, True
-
-
-def _up_to(last_due: int) -> tuple[int, int]:
-    """What comes before all entries (time, place) that are later than `last_due`."""
-    return (last_due + 1, _NOBODY) if last_due < _ALL else (last_due, _ALL)
 
 
 def _ranked(values: pa.Array) -> tuple[Int64s, pa.Array]:

@@ -381,7 +381,7 @@ class Objects:
     share = 1  # how many functions share what a batch may say
 
     def fold(self, events: Events, inputs: Inputs, state: Sequence[Column], out: Sequence[Column]) -> None:
-        objects, results, room = state[0], out[0], self._room(events)
+        objects, results, room = state[0], out[0], _Room(events, MAX_SAID // self.share)
         for event, kind, slot, other, place in events:
             if kind == fold.COPY:
                 objects[slot] = self._copied(objects[other])
@@ -409,9 +409,6 @@ class Objects:
 
     def text(self, row: Sequence[Any]) -> str:
         return row[0] or "null"
-
-    def _room(self, events: Events) -> _Room:
-        return _Room(events, MAX_SAID // self.share)
 
     def _copied(self, found: Any) -> Any:
         return found

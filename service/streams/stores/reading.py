@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from service.streams.clock import END_OF_TIME, NOT_STARTED
@@ -200,7 +201,7 @@ def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[P
             found += family.read(entries[::-1] if query.reverse else entries)
     if len(found) > limit:
         return None
-    found.sort(key=_within, reverse=query.reverse)
+    found.sort(key=attrgetter("within"), reverse=query.reverse)
     time = findings.stream_time
     items = [
         Found(_named(entry, query), partition, form.is_final(entry, time))
@@ -365,7 +366,7 @@ class _Merge:
         if len(ready) < 2:
             return ready[0] if ready else None
         choose = max if self._query.reverse else min
-        return choose(ready, key=_next_place)
+        return choose(ready, key=attrgetter("next_place"))
 
     def _give(self, run: _Run) -> None:
         entry = _named(run.found.popleft(), self._query)
@@ -376,14 +377,6 @@ class _Merge:
 def _named(entry: Entry, query: Query) -> Entry:
     """A hash says nothing, but it was asked for by its key."""
     return entry._replace(key=query.first) if entry.key is None and query.is_of_key else entry
-
-
-def _within(entry: Entry) -> bytes:
-    return entry.within
-
-
-def _next_place(run: _Run) -> Place:
-    return run.next_place
 
 
 def _resumed(family: Family, span: Span | None, partition: int, query: Query, after: Place | None) -> Span | None:
