@@ -134,6 +134,24 @@ def openapi(check: Annotated[bool, typer.Option("--check", help="Compare, change
         _fail(f"{DOCUMENT} is not what the routes declare: run `millrace openapi`")
 
 
+@app.command()
+def assign(
+    decode: Annotated[bool, typer.Option("--decode", help="From hex, a line each, to JSON.")] = False,
+    encode: Annotated[bool, typer.Option("--encode", help="From JSON, a line each, to hex.")] = False,
+) -> None:
+    """Read SubscriptionInfo and AssignmentInfo of Kafka Streams from stdin, and write each as JSON or in hex."""
+    from service.assign import decoded, encoded
+    from service.streams.assignment.metadata import MalformedMetadata
+
+    if decode == encode:
+        _fail("say either --decode or --encode")
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            print(orjson.dumps(decoded(line)).decode() if decode else encoded(orjson.loads(line)), flush=True)
+        except (MalformedMetadata, orjson.JSONDecodeError) as error:
+            _fail(f"line {number}: {error}")
+
+
 @tokens.command("create")
 def create_token(
     role: Annotated[str, typer.Option(help="reader, writer, admin or instance")],

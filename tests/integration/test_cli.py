@@ -131,3 +131,16 @@ def test_the_document_is_written_and_checked(tmp_path: Path, monkeypatch: pytest
     run("openapi", "--check")
     cli.DOCUMENT.write_text("{}")
     run("openapi", "--check", code=1)
+
+
+def test_assignments_of_kafka_streams_are_read_and_written() -> None:
+    data = "00000007" + "0000000b" + "00112233445566778899aabbccddeeff" + "00000004683a3830" + "00000000"
+    there = RUNNER.invoke(cli.app, ["assign", "--decode"], input=f"{data}\n")
+    assert there.exit_code == 0, there.output
+    back = RUNNER.invoke(cli.app, ["assign", "--encode"], input=there.stdout)
+    assert back.stdout == f"{data}\n"
+    second = RUNNER.invoke(cli.app, ["assign", "--decode"], input=f"{data}\n{data}00\n")
+    assert (second.exit_code, second.stdout) == (1, there.stdout)
+    assert second.stderr.startswith("millrace: line 2: this is no subscription (1 bytes are left over)")
+    assert RUNNER.invoke(cli.app, ["assign", "--encode"], input="{").exit_code == 1
+    assert run("assign", code=1) == "millrace: say either --decode or --encode\n"
