@@ -344,7 +344,7 @@ def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, 
 
 # ---------------------------------------------------------------- verbs
 
-VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 403, 404, 409)}}
+VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 403, 404, 409, 422)}}
 
 
 @router.post("/v1/jobs/{job:name}:pause", **VERB)
@@ -389,7 +389,7 @@ async def skip_record(request: Request, job: str, _: Admin) -> Response:
     return _tagged(request, view)
 
 
-@router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409))
+@router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409, 422))
 async def delete_job(request: Request, job: str, _: Writer, waiting: Annotated[WaitingForStop, Query()]) -> Response:
     """Delete a stopped job with its stores and internal streams; its sinks stay. One that drains can be waited for."""
     if waiting.wait:
