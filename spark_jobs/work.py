@@ -240,8 +240,8 @@ class TaskRunner:
         outputs = list(self._outputs(result))
         partition, stores = self.assigned.partition, self.routes.stores
         pieces = outputs + [(stores[name].changelog, partition, batch) for name, batch in result.changes.items()]
-        if self.chain.dropped is not None and result.dropped:
-            pieces.append((self.routes.streams[self.chain.dropped].id, partition, kept(result.dropped, result.origins)))
+        if (dropped := self.chain.to_keep(result.dropped)) and self.chain.dropped is not None:
+            pieces.append((self.routes.streams[self.chain.dropped].id, partition, kept(dropped, result.origins)))
         segments = [encode_segment(pieces)] if pieces else []
         counters: Counters = {
             "records_in": result.taken,

@@ -576,7 +576,8 @@ def _dropped(s: Session, name: str) -> tuple[list[dict[str, Any]], str | None]:
         for operator, reasons in sorted(counted.items())
         for reason, records in sorted(reasons.items())
     ]
-    return items, f"{name}-dropped" if job.spec["keep_dropped"] else None
+    streams = (sub_topology["dropped"] for sub_topology in job.topology["sub_topologies"])
+    return items, next((stream for stream in streams if stream is not None), None)
 
 
 def _transitions(s: Session, name: str, limit: int, cursor: str | None, *, errors_only: bool = False) -> dict[str, Any]:

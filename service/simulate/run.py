@@ -171,9 +171,11 @@ class Simulation:
         for each in result.dropped:
             self.bounds.take(each.rows.num_rows, int(row_bytes(each.rows).sum()))
             causes = result.origins.words(each.rows.column("ordinal").to_numpy())
-            for cause, record in zip(causes.tolist(), each.rows.to_pylist(), strict=True):
+            errors: Sequence[str | None] = each.errors or [None] * len(causes)
+            for cause, record, error in zip(causes.tolist(), each.rows.to_pylist(), errors, strict=True):
                 shown = {"key": _text(record["key"]), "timestamp": record["timestamp"]}
-                yield cause, {"operator": each.operator, "reason": each.reason, **shown}
+                why = {} if error is None else {"error": error}
+                yield cause, {"operator": each.operator, "reason": each.reason, **shown, **why}
 
     def _items(self, task: SimulatedTask, node: Node) -> Iterator[dict[str, Any]]:
         for page in task.entries(node):

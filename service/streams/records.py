@@ -11,6 +11,7 @@ changelog  key -> value bytes, null value = deleted; sorted by key, each key at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -127,11 +128,15 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Records that an operator did not let through: `rows` as they reached it (TASK_SCHEMA)."""
+    """Records that an operator did not let through: `rows` as they reached it (TASK_SCHEMA).
+
+    `errors`: what it failed at, a text a row, where failed records are kept (`on_error: dead_letter`); else None.
+    """
 
     operator: str
     reason: str
     rows: pa.RecordBatch
+    errors: Sequence[str] | None = None
 
 
 def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import naive, strategies
-from tests.task import Task, batch_of, check_replay, cut, job, run_all
+from tests.task import Task, batch_of, check_replay, cut, job, outputs, parts, run_all
 
 
 @given(strategies.deduplications(), strategies.records)
@@ -36,5 +36,16 @@ def test_a_replay_from_any_commit_continues_as_if_nothing_had_happened(operators
 
 @given(strategies.chains(), strategies.record_lists(failing=True), strategies.batch_sizes)
 def test_records_whose_expressions_fail_drop_out_before_their_operator(operators, records, sizes):
-    task = Task(job(operators), on_error="drop")
-    assert run_all(task, cut(records, sizes)) == naive.run(operators, records, drop_failing=True)
+    expected = naive.run(operators, records, drop_failing=True)
+    kept = [Task(job(operators), on_error=on_error) for on_error in ("drop", "dead_letter")]
+    results = [[result for batch in cut(records, sizes) for result in parts(task, batch)] for task in kept]
+    for found in results:
+        assert [out for result in found for out in outputs(result)] == expected
+    dropped, dead = ([each for result in found for each in result.dropped] for found in results)
+    assert [(each.operator, each.reason, each.rows) for each in dead] == [
+        (each.operator, each.reason, each.rows) for each in dropped
+    ]
+    assert all(each.errors is None for each in dropped)
+    for each in dead:
+        assert (each.errors is not None) == (each.reason == "expression_failed")
+        assert all("x" in error for error in each.errors or ())

@@ -13,6 +13,6 @@ begins with `/` a JSON pointer (`'/a/b'`), and the empty text stands for the who
 """
 
 from service.streams.expressions.expression import Expression
-from service.streams.expressions.run import evaluate, evaluate_lenient
+from service.streams.expressions.run import evaluate, evaluate_lenient, explain
 
-__all__ = ["Expression", "evaluate", "evaluate_lenient"]
+__all__ = ["Expression", "evaluate", "evaluate_lenient", "explain"]

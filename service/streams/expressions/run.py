@@ -23,6 +23,8 @@ from service.streams.expressions.gate import enclosed
 
 MAX_WORK_BYTES = 256 << 20  # what one query may make: more rows go in several, a larger row fails
 MAX_RESULT_BYTES = 1 << 30  # what all expressions may give for one batch
+MAX_EXPLAINED = 500  # rows of a batch whose failure is looked into, one by one
+UNEXPLAINED = f"not looked into: more than {MAX_EXPLAINED} records of the batch fail"
 
 Expressions = Mapping[str, Expression]
 Flags = npt.NDArray[np.bool_]
@@ -52,6 +54,18 @@ def evaluate_lenient(expressions: Expressions, batch: pa.RecordBatch) -> tuple[p
             for first, rows in _portions(expressions, batch)
         ]
     return _assembled(expressions, parts), failed
+
+
+def explain(expressions: Expressions, batch: pa.RecordBatch) -> list[str]:
+    """Why each of the rows that `evaluate_lenient` found to fail does, each run alone (some ms): the first
+    MAX_EXPLAINED of them, the others say that they are too many.
+    """
+    with sessions.session() as lent:
+        found = [
+            _Evaluation(lent, expressions)._failure(i, batch.slice(i, 1), _RowError("fails among others")).detail
+            for i in range(min(batch.num_rows, MAX_EXPLAINED))
+        ]
+    return found + [UNEXPLAINED] * (batch.num_rows - len(found))
 
 
 class _RowError(Exception):

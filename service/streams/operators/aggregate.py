@@ -175,7 +175,7 @@ class Aggregate:
                 taken = taken.slice(0, count)
             except AggregateFailed as error:
                 count = self._before(taken, error)
-                failing += [] if count else [Dropped(self.name, error.code, taken.slice(0, 1))]
+                failing += [] if count else [self._failed(taken.slice(0, 1), error)]
                 rows = rows if count else rows.slice(1)
                 taken = rows.slice(0, count or LEAST_AFTER_FAILURE)
         left = rows.slice(taken.num_rows)
@@ -214,6 +214,10 @@ class Aggregate:
             first.column("timestamp")[0].as_py(), state, "stream_time", first.column("ordinal")[0].as_py()
         )
         return replace(step, rest=Rest(rows))
+
+    def _failed(self, row: pa.RecordBatch, error: AggregateFailed) -> Dropped:
+        detail = f"aggregate {error.aggregate!r}: {error.detail}"
+        return Dropped(self.name, error.code, row, [detail] if self.on_error == "dead_letter" else None)
 
     def _before(self, rows: pa.RecordBatch, error: AggregateFailed) -> int:
         """How many rows come before the one that fails. Raises the error where it is to fail the job."""

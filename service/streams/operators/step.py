@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from service.streams.clock import CloseReason
 from service.streams.errors import ExpressionFailed
-from service.streams.expressions import Expression, evaluate, evaluate_lenient
+from service.streams.expressions import Expression, evaluate, evaluate_lenient, explain
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.measures import Reading
 from service.streams.records import Dropped, StateReader
 
-OnError = Literal["fail", "drop"]
+OnError = Literal["fail", "drop", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,10 @@ def evaluate_for(
     too long or grew too large raises in any case.
     """
     with _located(operator, batch):
-        if on_error == "drop":
-            return _evaluate_or_drop(operator, expressions, batch)
-        return Evaluated(batch, evaluate(expressions, batch), [])
+        if on_error == "fail":
+            return Evaluated(batch, evaluate(expressions, batch), [])
+        results, failed = evaluate_lenient(expressions, batch)
+        return _without_failed(operator, expressions, batch, results, failed, on_error)
 
 
 @contextmanager
@@ -137,26 +138,28 @@ def evaluate_updates(
     live = np.flatnonzero(values.is_valid())
     failed = np.zeros(len(values), np.bool_)
     updates = batch.take(pa.array(live))
-    if on_error == "drop":
+    if on_error == "fail":
+        results = evaluate_for(operator, expressions, updates, on_error).results
+    else:
         with _located(operator, updates):
             results, failed[live] = evaluate_lenient(expressions, updates)
-    else:
-        results = evaluate_for(operator, expressions, updates, on_error).results
     places = np.full(len(values), -1)
     places[live] = np.arange(len(live))
-    return _without_failed(operator, batch, results.take(pa.array(places, mask=places < 0)), failed)
-
-
-def _evaluate_or_drop(operator: str, expressions: Mapping[str, Expression], batch: pa.RecordBatch) -> Evaluated:
-    results, failed = evaluate_lenient(expressions, batch)
-    return _without_failed(operator, batch, results, failed)
+    every = results.take(pa.array(places, mask=places < 0))
+    return _without_failed(operator, expressions, batch, every, failed, on_error)
 
 
 def _without_failed(
-    operator: str, batch: pa.RecordBatch, results: pa.RecordBatch, failed: npt.NDArray[np.bool_]
+    operator: str,
+    expressions: Mapping[str, Expression],
+    batch: pa.RecordBatch,
+    results: pa.RecordBatch,
+    failed: npt.NDArray[np.bool_],
+    on_error: OnError,
 ) -> Evaluated:
     if not failed.any():
         return Evaluated(batch, results, [])
-    worked = pa.array(~failed)
-    dropped = Dropped(operator, "expression_failed", batch.filter(pa.array(failed)))
+    worked, rows = pa.array(~failed), batch.filter(pa.array(failed))
+    errors = explain(expressions, rows) if on_error == "dead_letter" else None
+    dropped = Dropped(operator, ExpressionFailed.code, rows, errors)
     return Evaluated(batch.filter(worked), results.filter(worked), [dropped])

@@ -6,7 +6,7 @@ step does, where state is kept and who commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -88,7 +88,7 @@ class Chain:
     """The operators of one sub-topology. Holds no state between batches."""
 
     def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
-        self.dropped = sub_topology.dropped
+        self.dropped, self._keeps_failed_alone = sub_topology.dropped, sub_topology.keeps_failed_alone
         self._places = [
             _Place(node.name, _SOURCE if node.parent is None else node.parent, _operator(node, on_error), node.store)
             for node in sub_topology.nodes
@@ -131,6 +131,12 @@ class Chain:
                 passing.lead(place + 1)
         with _located(origins):
             return self._delivered(passing)
+
+    def to_keep(self, dropped: Sequence[Dropped]) -> list[Dropped]:
+        """What of that goes into the stream of dropped records."""
+        if self.dropped is None:
+            return []
+        return [each for each in dropped if each.errors is not None or not self._keeps_failed_alone]
 
     def horizon(self, states: Mapping[str, StateReader]) -> int | None:
         """The lowest stream time that closes everything that is open in the stores; None when nothing is."""

@@ -1,7 +1,7 @@
 """What operators did not let through: counted by reason, and kept where a job asks for it.
 
 It knows how a dropped record looks in the stream `<job>-dropped`: as it reached the operator, with the reason in its
-headers. It refuses to know why an operator drops.
+headers, and with the error where it failed. It refuses to know why an operator drops.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from service.streams.inputs import NO_CAUSE, Origins, split_words
 from service.streams.records import RECORD_SCHEMA, Dropped, as_records
 
 OPERATOR, REASON, OFFSET = "millrace-operator", "millrace-reason", "millrace-offset"
+ERROR = "millrace-error"  # what the operator failed at: of records that failed alone
+OURS = {OPERATOR, REASON, OFFSET, ERROR}
 
 
 def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
@@ -31,7 +33,7 @@ def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
 def kept(dropped: Sequence[Dropped], origins: Origins) -> pa.RecordBatch:
     """The dropped records (RECORD_SCHEMA) in the order of the source rows that caused them.
 
-    Their headers say which operator dropped them, why, and the offset of the record that caused it.
+    Their headers say which operator dropped them, why, the offset of the record that caused it, and its error.
     """
     rows = pa.concat_batches([each.rows for each in dropped])
     headers = pa.concat_arrays([_headers(each, origins) for each in dropped])
@@ -48,7 +50,15 @@ def _headers(each: Dropped, origins: Origins) -> pa.Array:
     comma = pc.if_else(pc.equal(pc.utf8_trim_whitespace(rest), "}"), "", ", ")
     words = origins.words(each.rows.column("ordinal").to_numpy())
     offsets = pa.array(np.where(words == NO_CAUSE, NO_CAUSE, split_words(words)[1])).cast(pa.utf8())
-    return pc.binary_join_element_wise(ours, offsets, '"', comma, rest, "")
+    return pc.binary_join_element_wise(ours, offsets, '"', _errors(each), comma, rest, "")
+
+
+def _errors(each: Dropped) -> pa.Array | str:
+    """The header with the error, behind others."""
+    if each.errors is None:
+        return ""
+    texts = [f", {json.dumps(ERROR)}: {json.dumps(error, ensure_ascii=False)}" for error in each.errors]
+    return pa.array(texts, pa.utf8())
 
 
 def _others(headers: pa.Array) -> pa.Array:
@@ -59,5 +69,5 @@ def _others(headers: pa.Array) -> pa.Array:
 
 
 def _without_ours(text: str) -> str:
-    kept = {name: value for name, value in json.loads(text).items() if name not in (OPERATOR, REASON, OFFSET)}
+    kept = {name: value for name, value in json.loads(text).items() if name not in OURS}
     return json.dumps(kept, ensure_ascii=False)

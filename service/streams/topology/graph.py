@@ -51,7 +51,7 @@ class SubTopology:
     """What one task runs: read one partition of the sources, pass the nodes, write the sinks.
 
     The nodes are a tree: each names its parent, which comes before it. `dropped` is the stream that keeps what its
-    operators drop; None: they are only counted.
+    operators drop, `keeps_failed_alone`: of that what they failed at; None: they are only counted.
     """
 
     id: int
@@ -60,6 +60,7 @@ class SubTopology:
     sinks: list[Sink]
     partitions: int
     dropped: str | None = None
+    keeps_failed_alone: bool = False
 
     def stores(self) -> list[StoreSpec]:
         """The stores of its nodes, in order."""
@@ -111,8 +112,9 @@ def compile(  # noqa: A001 - it is what it does
     ]
     last = len(nodes) - 1 if nodes else None
     sinks = [Sink(sink.stream, sink.where, last, results) for sink in spec.sinks]
-    dropped = _dropped(spec.name) if spec.keep_dropped else None
-    return Topology(spec.name, [SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped)])
+    dropped = _dropped(spec.name) if spec.has_dropped else None
+    run = SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped, not spec.keep_dropped)
+    return Topology(spec.name, [run])
 
 
 def form_of(node: Node) -> Form:
@@ -168,7 +170,7 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
 def _own_sinks(spec: JobSpec) -> Iterator[Problem]:
     """What a job keeps for itself is written by nobody else, not even by its own results."""
     own = {_changelog(spec.name, operator): "changelog" for operator in spec.operators if operator.name}
-    if spec.keep_dropped:
+    if spec.has_dropped:
         own[_dropped(spec.name)] = "stream of dropped records"
     for i, sink in enumerate(spec.sinks):
         if sink.stream in own:

@@ -120,7 +120,11 @@ class JobSpec(Spec):
         bool, Field(description="Equal keys share a partition, though the source was written with explicit ones.")
     ] = False
     on_error: Annotated[
-        OnError, Field(description="A record on which an operator fails: `fail` the job, or `drop` the record.")
+        OnError,
+        Field(
+            description="A record on which an operator fails: `fail` the job, `drop` the record, or keep it "
+            "with its error in `<name>-dropped` (`dead_letter`)."
+        ),
     ] = "fail"
 
     @classmethod
@@ -142,6 +146,11 @@ class JobSpec(Spec):
     def sources(self) -> list[str]:
         """The names of the source streams, at least one."""
         return [self.source] if isinstance(self.source, str) else list(self.source)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether there is a stream for what its operators drop, or at least for what they fail at."""
+        return self.keep_dropped or self.on_error == "dead_letter"
 
     @property
     def sinks(self) -> list[SinkSpec]:

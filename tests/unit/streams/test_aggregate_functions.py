@@ -108,6 +108,16 @@ def test_on_error_drop_covers_an_overflow_and_the_other_functions_of_the_record_
     assert gone == [("integer_overflow", at) for at in (1, 4, 5)]
 
 
+def test_a_dead_letter_says_which_sum_overflowed():
+    operator = {"op": "aggregate", "name": "agg", "aggregates": {"x": {"fn": "sum", "of": V}}}
+    running = Task(job([operator]), on_error="dead_letter")
+    found = [each for result in parts(running, batch_of(records(2**63 - 1, 1, "x"))) for each in result.dropped]
+    assert {each.reason: each.errors[0].split(":")[0] for each in found} == {
+        "integer_overflow": "aggregate 'x'",
+        "expression_failed": "x",
+    }
+
+
 def test_a_record_that_overflows_does_not_move_time():
     window = {"type": "tumbling", "size_ms": 2}
     out, gone = lenient(2**63 - 1, 1, 3, window=window, emit="on_window_close")

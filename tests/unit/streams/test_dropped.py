@@ -38,6 +38,12 @@ def test_kept_records_come_in_the_order_of_their_offsets_and_say_why() -> None:
     ]
 
 
+def test_a_record_that_failed_says_at_what() -> None:
+    failed = Dropped("a", "expression_failed", rows((5, None), (6, '{"millrace-error": "mine"}')), ['no "x"', "né"])
+    found = [json.loads(headers) for headers in kept([failed], ORIGINS).column("headers").to_pylist()]
+    assert [headers["millrace-error"] for headers in found] == ['no "x"', "né"]
+
+
 def test_headers_of_our_names_are_ours_alone() -> None:
     before = '{"millrace-operator": "mine", "millrace-reason": "late", "x": "y", "millrace-other": "z"}'
     [headers] = kept([Dropped("a", "late", rows((5, before)))], ORIGINS).column("headers").to_pylist()

@@ -89,7 +89,7 @@ def test_every_problem_is_found_at_once():
         "/name": "is required",
         "/source": "must be a string",
         "/operators/0/where": "is required",
-        "/on_error": "must be one of 'fail' or 'drop'",
+        "/on_error": "must be one of 'fail', 'drop' or 'dead_letter'",
         "/extra": "is not a known field",
     }
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from service.streams.errors import ExpressionFailed
+from service.streams.expressions import run as expressions
 from service.streams.records import RECORD_SCHEMA
 from tests.task import Task, batch_of, causes, job, outputs
 
@@ -149,6 +150,22 @@ def test_failing_records_are_dropped_where_the_job_says_so(operator):
     assert (dropped.operator, dropped.reason) == ("strict", "expression_failed")
     assert dropped.rows.column("ordinal").to_pylist() == [1, 3]
     assert len(outputs(result)) == 2
+
+
+def test_a_dead_letter_says_what_its_operator_failed_at():
+    result = Task(job([BAD]), on_error="dead_letter").run(batch_of(MIXED, first_offset=70))
+    (dropped,) = result.dropped
+    assert (dropped.reason, dropped.rows.column("ordinal").to_pylist()) == ("expression_failed", [1, 3])
+    assert [error.split(":")[0] for error in dropped.errors] == ["where", "where"]
+    assert all("INT64" in error for error in dropped.errors)
+
+
+def test_of_very_many_failing_records_not_all_are_looked_into(monkeypatch):
+    monkeypatch.setattr(expressions, "MAX_EXPLAINED", 1)
+    result = Task(job([BAD]), on_error="dead_letter").run(batch_of(MIXED))
+    first, second = result.dropped[0].errors
+    assert "INT64" in first
+    assert second == expressions.UNEXPLAINED
 
 
 def test_sinks_take_what_their_condition_lets_through_in_the_order_of_the_spec():
