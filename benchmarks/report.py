@@ -28,10 +28,10 @@ class Row:
     bar: str = ""
 
 
-def report(rows: Sequence[Row], workload: Workload) -> None:
-    """Print the table, and write the same to RESULTS."""
+def report(rows: Sequence[Row], workload: Workload, load_average: float) -> None:
+    """Print the table, and write the same to RESULTS; `load_average`: what else the machine did before."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    machine += f", Python {platform.python_version()}"
+    machine += f", Python {platform.python_version()}; load average of the minute before: {load_average:.1f}"
     print(f"\nConditions: {machine}; workload {workload}; all invariants on.\n")
     print("| measure | figure | peer | ratio | bar | conditions |\n|---|---|---|---|---|---|")
     for row in rows:

@@ -37,6 +37,9 @@ BACK_OFF_S = (0.5, 1, 2, 4, 8, 16, 30)
 HEALTHY_AFTER_S = 60.0
 FILES_BESIDE_CONNECTIONS = 1_024  # replicas, segments, the catalog
 Announce = Callable[[str], None]  # told the URL once it is served
+# How long a thread that computes keeps others waiting. With the default of 5 ms the thread that writes groups waits for
+# the event loop after each of its ten system calls: with 64 clients that post, p99 was 129 ms and is 69, p50 37 and 30.
+SWITCH_INTERVAL_S = 0.000_5
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -254,6 +257,7 @@ async def _serve(settings: Settings, announce: Announce, children_of: Callable[[
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
     _allow_files(settings.max_connections)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     listener = listen(settings.host, settings.port)
     app = create_app(settings)
     server = Server(app, settings)

@@ -56,8 +56,11 @@ class EncodedSegment:
         return int(self.body.size)
 
 
+_FOLDERS = tuple(f"segments/{prefix:02x}" for prefix in range(256))
+
+
 def path_of(segment_id: str) -> str:
-    """The one name a segment ever has, relative to the storage location."""
+    """The one name a segment ever has, relative to the storage location; its folder is one of _FOLDERS."""
     return f"segments/{segment_id[:2]}/{segment_id}.arrows"
 
 
@@ -218,13 +221,20 @@ class Storage:
         return f"{self._base}/{path}" if self._base else path
 
     def _make_folder(self, folder: str) -> None:
-        """Create it and make its name, and its parents' names, durable; once per process."""
+        """Create it and make its name, and its parents' names, durable; once per process.
+
+        On a local file system all folders of segments together: one by one, each of the first 256 segments that a
+        process writes would wait for two more fsyncs.
+        """
         if folder in self._durable_folders:
             return
-        self._fs.create_dir(folder, recursive=True)
+        is_local = isinstance(self._fs, fs.LocalFileSystem)
+        folders = {folder, *(map(self._full, _FOLDERS) if is_local else ())}
+        for each in folders:
+            self._fs.create_dir(each, recursive=True)
         for ancestor in [*reversed(Path(folder).relative_to(self._base or ".").parents)]:
             self._sync(f"{self._base}/{ancestor}")
-        self._durable_folders.add(folder)
+        self._durable_folders |= folders
 
     def _sync(self, full: str) -> None:
         """fsync a file or folder of the local file system; every other one is durable when its write returns."""

@@ -193,6 +193,10 @@ def test_file_and_folders_are_synced(local: Storage, tmp_path: Path, monkeypatch
     local.write(PATH, encode_segment([("s", 0, records(3))]))
     folders = [str(tmp_path), str(tmp_path / "segments")]
     assert synced == [*folders, str(tmp_path / PATH), str((tmp_path / PATH).parent)]
+    synced.clear()
+    other = path_of("cd34" + "0" * 28)
+    local.write(other, encode_segment([("s", 0, records(3))]))
+    assert synced == [str(tmp_path / other), str((tmp_path / other).parent)]
 
 
 def test_the_memory_for_fresh_changes_is_bounded(local: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
