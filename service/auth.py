@@ -22,6 +22,7 @@ from starlette.types import Scope
 
 from service.catalog import keys
 from service.catalog.engine import EVERYTHING, Catalog
+from service.parameters import refuse_unknown_parameters
 from service.problems import ProblemError
 
 ROLES = ("reader", "writer", "admin", "instance")
@@ -138,6 +139,7 @@ def _require(role: str) -> Callable[..., Awaitable[Caller]]:
         found = await identify(request)
         if found.role not in MAY[role]:
             raise ProblemError(403, "forbidden", f"this needs the role {role}; the key has the role {found.role}")
+        refuse_unknown_parameters(request)  # not before: what a route has is for those who may use it
         return found
 
     return caller

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import structlog
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,11 +20,14 @@ from service.api.bodies import answer
 from service.auth import Reader
 from service.catalog import totals
 from service.lookups import ping_views
+from service.parameters import refuse_unknown_parameters
 from service.problems import declared
 from service.storage.segments import Storage
 from service.streams.errors import StreamError
 
 STORAGE_KNOWN_S = 2.0  # `/readyz` asks nobody for a key: it may not be a way to keep the storage busy
+
+OPEN = [Depends(refuse_unknown_parameters)]  # elsewhere, that is settled with the key
 
 router = APIRouter(tags=["operations"])
 
@@ -76,13 +79,17 @@ class StorageCheck:
         return f"nearly full: {free} bytes are free, MILLRACE_MIN_FREE_BYTES is {self._min_free_bytes}"
 
 
-@router.get("/healthz", responses={200: {"model": HealthView}})
+@router.get("/healthz", responses={200: {"model": HealthView}, **declared(422)}, dependencies=OPEN)
 async def healthz() -> Response:
     """Whether the process answers."""
     return answer({"status": "ok"})
 
 
-@router.get("/readyz", responses={200: {"model": ReadinessView}, 503: {"model": ReadinessView}})
+@router.get(
+    "/readyz",
+    responses={200: {"model": ReadinessView}, 503: {"model": ReadinessView}, **declared(422)},
+    dependencies=OPEN,
+)
 def readyz(request: Request) -> Response:
     """Whether jobs can run: database, storage (can be written, has room), Redis if it is set, the service's own loops,
     a live instance.

@@ -63,6 +63,9 @@ EXAMPLE = {
 }
 
 
+JobState = Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
+
+
 class JobPositionView(BaseModel):
     """The job's position in one partition of a source."""
 
@@ -78,7 +81,7 @@ class JobView(BaseModel):
 
     id: str
     name: str
-    state: Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
+    state: JobState
     reason: str
     spec: dict[str, Any]
     positions: list[JobPositionView]
@@ -255,10 +258,16 @@ async def create_job(request: Request, caller: Writer, waiting: Annotated[Waitin
 
 
 @router.get("/v1/jobs", responses={200: {"model": Page[JobView]}, **declared(401, 403, 422)})
-def list_jobs(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    """List jobs by name."""
+def list_jobs(
+    request: Request,
+    _: Reader,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    """List jobs by name, all or those in one state."""
     require_name(cursor, JOB_NAME)
-    return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
+    return answer(page(request.state.catalog.read(_views, limit + 1, cursor, state), limit=limit))
 
 
 @router.get("/v1/jobs/{job:name}", responses={200: {"model": JobView}, **UNCHANGED, **declared(401, 403, 404, 422)})
@@ -540,8 +549,8 @@ def _view_of(s: Session, name: str) -> dict[str, Any]:
     return _view(s, jobs.get_job(s, name))
 
 
-def _views(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
-    return [_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after)]
+def _views(s: Session, limit: int, after: str | None, state: str | None) -> list[dict[str, Any]]:
+    return [_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after, state=state)]
 
 
 def _view(s: Session, job: JobRow) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,7 +44,6 @@ from service.api.lookup_requests import (
     query_of,
     wanted_position,
 )
-from service.api.parameters import only_known_parameters
 from service.auth import Reader
 from service.lookups import Freshness, Known, Look, Lookups
 from service.payloads import ARROW, JSON, NDJSON
@@ -66,7 +65,7 @@ class _KeyConvertor(StringConvertor):
 
 register_url_convertor("key", _KeyConvertor())
 
-router = APIRouter(tags=["stores"], dependencies=[Depends(only_known_parameters)])
+router = APIRouter(tags=["stores"])
 
 _LOOKUP: dict[str, Any] = {
     "responses": {

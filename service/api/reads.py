@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,12 +17,13 @@ from service.api.models import Cursor as PageCursor
 from service.api.models import WindowView
 from service.api.streams import NamedStream
 from service.auth import Reader
-from service.catalog import segments, streams
+from service.catalog import segments, start_positions, streams
 from service.catalog.tables import StreamRow
 from service.payloads import ARROW, JSON
 from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_answer, rows_within
 from service.positions import Cursor, cursor_of, opaque
 from service.problems import declared, refused
+from service.protocol import ChunkRange
 from service.storage.segments import offsets_of, part_of
 from service.streams.errors import (
     OffsetTruncated,
@@ -33,6 +35,7 @@ router = APIRouter(tags=["streams"])
 
 MAX_PAGE_RECORDS = 100_000
 MAX_PAGE_BYTES = 32 << 20
+MAX_OFFSET = 2**63 - 1
 NEXT_HEADER = "Millrace-Next"
 
 
@@ -73,7 +76,11 @@ def read_records(
     _: Reader,
     partition: Annotated[int | None, Query(ge=0, description="0 unless the cursor says otherwise.")] = None,
     from_offset: Annotated[
-        int | None, Query(ge=0, le=2**63 - 1, description="Where to begin; at the start when absent.")
+        int | None, Query(ge=0, le=MAX_OFFSET, description="Where to begin; at the start when absent.")
+    ] = None,
+    from_timestamp: Annotated[
+        int | None,
+        Query(ge=0, le=MAX_OFFSET, description="Begin with the first record that is of this time (ms) or later."),
     ] = None,
     cursor: PageCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_RECORDS, description="How many records at most.")] = 500,
@@ -81,7 +88,7 @@ def read_records(
         KeyEncoding, Query(description="How JSON shows keys; those of changelogs are always base64.")
     ] = "utf8",
 ) -> Response:
-    """Read records of one partition by offset, or on from a cursor; as JSON, or as Arrow by `Accept`.
+    """Read records of one partition by offset, from a time on, or on from a cursor; as JSON, or as Arrow by `Accept`.
 
     A page ends at `limit`, at 32 MiB, or where it takes too many files; `next` tells whether there is more.
     """
@@ -89,6 +96,11 @@ def read_records(
     state = request.state
     found = state.catalog.read(streams.get_stream, stream)
     place = _place(found, state.catalog.lineage, partition, from_offset, cursor)
+    if from_timestamp is not None:
+        if from_offset is not None or cursor is not None:
+            detail = "begin at a time, at an offset, or on from a cursor: one of them"
+            raise refused("invalid_request", "?from_timestamp", detail)
+        place = place[0], _offset_at(state, found, place[0], from_timestamp)
     try:
         pages, end = _pages(state, found, *place, limit)
     except SegmentMissing:  # the collector was faster: ask the catalog where the records are now
@@ -119,12 +131,35 @@ def _place(
     return found.partition, found.offset
 
 
+def _offset_at(state: Any, stream: StreamRow, partition: int, timestamp: int) -> int:
+    """The offset of the first record of `timestamp` or later, the end where there is none."""
+    if stream.kind == "changelog":
+        raise refused("invalid_request", "?from_timestamp", "the entries of a changelog have no timestamps")
+    _require_partition(stream, partition)
+    wanted = state.catalog.read(_chunk_at, stream.id, partition, timestamp)
+    for chunk in wanted.chunks:
+        part = part_of(chunk, state.storage.read_chunk(chunk), wanted.start)
+        is_there = part.records.column("timestamp").to_numpy() >= timestamp
+        return int(offsets_of(part)[is_there.argmax()])
+    return int(wanted.end)
+
+
+def _chunk_at(s: Session, stream_id: str, partition: int, timestamp: int) -> ChunkRange:
+    """The first chunk that holds such a record, if any, and where the partition begins and ends."""
+    first = start_positions.chunk_at_timestamp(s, stream_id, partition, timestamp)
+    return segments.chunks_from(s, stream_id, partition, MAX_OFFSET if first is None else first, 1)
+
+
+def _require_partition(stream: StreamRow, partition: int) -> None:
+    if partition >= stream.partitions:
+        raise UnknownPartition(f"{stream.name}/{partition}")
+
+
 def _pages(
     state: Any, stream: StreamRow, partition: int, offset: int | None, limit: int
 ) -> tuple[list[pa.RecordBatch], int]:
     """Batches of PAGE_SCHEMA from `offset` on, and the partition's end. Raises OffsetTruncated."""
-    if partition >= stream.partitions:
-        raise UnknownPartition(f"{stream.name}/{partition}")
+    _require_partition(stream, partition)
     wanted = state.catalog.read(segments.chunks_from, stream.id, partition, offset or 0, limit)
     if offset is not None and offset < wanted.start:
         raise OffsetTruncated(wanted.start)

@@ -47,10 +47,12 @@ def get_job(s: Session, name: str) -> JobRow:
     return job
 
 
-def list_jobs(s: Session, *, limit: int = 100, after: str | None = None) -> list[JobRow]:
-    """Jobs in the order of their names, beyond `after`."""
+def list_jobs(s: Session, *, limit: int = 100, after: str | None = None, state: str | None = None) -> list[JobRow]:
+    """Jobs in the order of their names, beyond `after`; in one state, or in any."""
     query = select(JobRow).order_by(JobRow.name).limit(limit)
-    return list(s.scalars(query if after is None else query.where(JobRow.name > after)))
+    if after is not None:
+        query = query.where(JobRow.name > after)
+    return list(s.scalars(query if state is None else query.where(JobRow.state == state)))
 
 
 def positions(s: Session, job_id: str) -> list[SourcePosition]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -267,6 +268,26 @@ def test_what_is_wrong_is_said_in_one_language_with_its_place(
     refused = api.request(method, path, json=body).json()
     assert refused["errors"] == [{"pointer": pointer, "detail": detail}]
     assert refused["detail"] == f"{pointer or 'the body'}: {detail}"
+
+
+def test_no_route_takes_a_parameter_that_it_does_not_have(service: Serving) -> None:
+    """Every operation, with the key of an admin; without one it is not said what there is."""
+    admin, nobody = service.client("admin"), service.client(None)
+    count = 0
+    for path, item in admin.get("/openapi.json").json()["paths"].items():
+        for method, operation in item.items():
+            place = re.sub(r"{\w+}", "a-b" if "/stores/" in path else "ab", path) + "?stat=running"
+            answer = admin.request(method, place)
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), (method, path)
+            assert [error["pointer"] for error in answer.json()["errors"]] == ["?stat"]
+            assert nobody.request(method, place).status_code == (401 if operation.get("security") else 422)
+            count += 1
+    assert count > 40
+
+
+def test_a_parameter_that_is_given_twice_is_refused(api: httpx.Client) -> None:
+    answer = api.get("/v1/jobs?limit=1&limit=2")
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "?limit")
 
 
 def test_a_service_about_to_stop_serves_instances_alone(service: Serving, api: httpx.Client) -> None:

@@ -120,6 +120,22 @@ def test_jobs_are_listed_by_name_page_by_page(api: httpx.Client) -> None:
     assert rest["next"] is None
 
 
+def test_jobs_are_listed_by_state(api: httpx.Client) -> None:
+    for name in ("a", "b", "c"):
+        api.post("/v1/jobs", json={"name": name, "source": "clicks"}).raise_for_status()
+    api.post("/v1/jobs/b:pause").raise_for_status()
+
+    def listed(**query: Any) -> list[str]:
+        return [job["name"] for job in api.get("/v1/jobs", params=query).json()["items"]]
+
+    assert listed(state="paused") == ["b"]
+    assert listed(state="starting") == ["a", "c"]
+    assert listed(state="starting", cursor="a") == ["c"]
+    assert listed(state="failed") == []
+    refused = api.get("/v1/jobs", params={"state": "busy"})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "?state")
+
+
 @pytest.mark.parametrize("limit", ["0", "1001", "many"])
 def test_a_page_has_a_decent_size(refusing: httpx.Client, limit: str) -> None:
     answer = refusing.get("/v1/jobs", params={"limit": limit})

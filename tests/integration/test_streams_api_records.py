@@ -384,6 +384,39 @@ def test_a_cursor_of_a_stream_made_again_is_refused(writer: httpx.Client) -> Non
     refused(writer.get(path, params={"cursor": cursor}), 422, "invalid_cursor")
 
 
+def test_reading_begins_at_a_time(writer: httpx.Client, path: str) -> None:
+    """At the first record of that time or later, wherever its chunk begins; at the end where there is none."""
+    for times in ([1_000, 3_000], [2_000, 5_000, 4_000], [500, 9_000]):
+        post(writer, path, body_of(NDJSON, [{"value": t, "timestamp": t, "partition": 0} for t in times]), NDJSON)
+    times = [1_000, 3_000, 2_000, 5_000, 4_000, 500, 9_000]
+    for asked in (0, 999, 1_000, 1_001, 3_000, 3_001, 5_000, 5_001, 9_000, 9_001, 2**63 - 1):
+        first = next((n for n, t in enumerate(times) if t >= asked), len(times))
+        found = read(writer, path, partition=0, from_timestamp=asked)
+        assert [record["value"] for record in found] == times[first:], asked
+    page = writer.get(path, params={"partition": 0, "from_timestamp": 3_001, "limit": 2}).json()
+    assert [record["offset"] for record in page["records"]] == [3, 4]
+    assert [record["offset"] for record in read(writer, path, cursor=page["next"])] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "pointer"),
+    [
+        ({"from_timestamp": 1, "from_offset": 0}, 422, "?from_timestamp"),
+        ({"from_timestamp": "now"}, 422, "?from_timestamp"),
+        ({"from_timestamp": -1}, 422, "?from_timestamp"),
+        ({"from_timestamp": 2**63}, 422, "?from_timestamp"),
+        ({"from_timestamp": 1, "partition": 99}, 404, None),
+        ({"from_time": 1}, 422, "?from_time"),
+    ],
+)
+def test_a_time_that_is_none_or_one_of_two_places_is_refused(
+    writer: httpx.Client, path: str, query: dict[str, Any], status: int, pointer: str | None
+) -> None:
+    answer = writer.get(path, params=query)
+    assert answer.status_code == status, answer.text
+    assert [error["pointer"] for error in answer.json().get("errors", [])] == ([pointer] if pointer else [])
+
+
 def test_below_the_start_is_410_with_the_start_offset(service: Serving, writer: httpx.Client, path: str) -> None:
     for _ in range(2):
         post(writer, path, b'{"records":[{},{},{}]}')

@@ -1,4 +1,4 @@
-"""Query parameters of a route: those that it does not have are refused.
+"""Query parameters of a request: those that its route does not have are refused.
 
 Knows the OpenAPI document. Refuses to know any resource.
 """
@@ -8,12 +8,11 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from service.auth import Reader
 from service.problems import ProblemError
 
 
-def only_known_parameters(request: Request, _: Reader) -> None:
-    """A lookup with a mistyped wish would be answered as if there were none: 422 for a parameter that the route does
+def refuse_unknown_parameters(request: Request) -> None:
+    """A request with a mistyped wish would be answered as if there were none: 422 for a parameter that the route does
     not have, or that is given twice.
     """
     if not request.scope["query_string"]:
