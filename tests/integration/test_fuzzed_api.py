@@ -1,6 +1,7 @@
 """Whatever is sent to the API, no answer is a fault of the service (5xx), and every answer is one that its OpenAPI
 document declares: status, headers, media type, schema. What the document rules out is refused, and no operation goes
-without a key. All operations, with a key that may do everything; schemathesis makes the requests up.
+without a key. All operations, with a key that may do everything; schemathesis makes the requests up, in all its phases:
+examples, coverage, fuzzing, and scenarios in which what one answers leads to the next.
 
 That all it holds for valid is accepted is not checked: which expressions, names, cursors and positions there are is
 beyond a schema.
@@ -36,8 +37,11 @@ CHECKS: dict[str, Any] = {
     "negative_data_rejection": {"expected-statuses": REFUSALS},
     "ignored_auth": {},
     "unsupported_method": {},
+    "use_after_free": {},
+    "ensure_resource_availability": {},
     "allow_header_conformance": {},
 }
+OPERATIONS = {"examples": 10, "coverage": 50, "fuzzing": 50, "stateful": 8}  # at least, that each phase goes through
 # What the service answers makes no requests: the next run must send the same, and spare what others look into.
 PHASE = {"extra-data-sources": {"responses": False}}
 
@@ -62,16 +66,17 @@ def test_every_answer_is_one_that_is_declared_and_none_a_fault(fuzzed: World) ->
     schema = schemathesis.openapi.from_dict(fuzzed.document(), config=_config(fuzzed))
     findings: dict[tuple[str, ...], str] = {}
     statuses: dict[str, Counter[int]] = {}
+    phases: dict[str, Counter[str]] = {}
     for event in from_schema(schema).execute():
         assert not isinstance(event, events.NonFatalError | events.FatalError), event
         if isinstance(event, events.ScenarioFinished):
             findings |= _findings(event)
-            answered = statuses.setdefault(event.label or "", Counter())
-            answered.update(
-                each.response.status_code for each in event.recorder.interactions.values() if each.response is not None
-            )
+            for label, status in _answered(event):
+                statuses.setdefault(label, Counter())[status] += 1
+                phases.setdefault(event.phase.value, Counter())[label] += 1
     assert not findings, "\n\n".join("\n".join([*where, how]) for where, how in findings.items())
     assert _never_accepted(statuses) == set()
+    assert all(len(phases[name]) >= least for name, least in OPERATIONS.items()), phases
 
 
 def _config(world: World) -> schemathesis.Config:
@@ -82,9 +87,16 @@ def _config(world: World) -> schemathesis.Config:
             "continue-on-failure": True,
             "checks": {"enabled": False} | {name: {"enabled": True} | how for name, how in CHECKS.items()},
             "generation": {"max-examples": EXAMPLES or 15, "deterministic": not EXAMPLES},
-            "phases": {"examples": PHASE, "coverage": PHASE, "fuzzing": PHASE, "stateful": {"enabled": False}},
+            "phases": {"examples": PHASE, "coverage": PHASE, "fuzzing": PHASE, "stateful": {"max-steps": 4}},
         }
     )
+
+
+def _answered(event: events.ScenarioFinished) -> Iterator[tuple[str, int]]:
+    """The operation and status of each answer; a scenario of states goes through several operations."""
+    for case_id, each in event.recorder.interactions.items():
+        if each.response is not None:
+            yield event.recorder.cases[case_id].value.operation.label, each.response.status_code
 
 
 def _findings(event: events.ScenarioFinished) -> dict[tuple[str, ...], str]:
@@ -97,7 +109,8 @@ def _findings(event: events.ScenarioFinished) -> dict[tuple[str, ...], str]:
             if check.status != Status.SUCCESS:
                 failure = check.failure_info
                 what, how = ("", "") if failure is None else (str(failure.failure), failure.code_sample[:2_000])
-                found[event.label or "", check.name, what[:300]] = f"{how}\n{shown}"
+                label = event.recorder.cases[case_id].value.operation.label
+                found[label, check.name, what[:300]] = f"{how}\n{shown}"
     return found
 
 
