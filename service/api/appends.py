@@ -27,7 +27,7 @@ from service.catalog import streams
 from service.catalog.tables import StreamRow
 from service.ingest import Answer, Idempotency
 from service.payloads import ARROW, JSON, NDJSON, Rules, decode, media_type_of
-from service.problems import declared
+from service.problems import ProblemItemView, declared
 from service.streams.errors import (
     InternalStream,
 )
@@ -68,6 +68,10 @@ class AppendedView(BaseModel):
     accepted: int
     offsets: list[AppendedRangeView]
     position: Annotated[str, Field(description="Opaque: the end of this write, as `min_position` of lookups.")]
+    warnings: Annotated[
+        list[ProblemItemView] | None,
+        Field(description="Places of what was taken, and is probably meant otherwise: times in another unit than ms."),
+    ] = None
 
 
 @router.post(

@@ -22,7 +22,7 @@ import pyarrow as pa
 from service.catalog.tables import Json, StreamRow
 from service.payloads.rows import Row
 
-Answer = dict[str, Any]  # {"accepted", "offsets": [{"partition", "first", "last"}], "position"}
+Answer = dict[str, Any]  # {"accepted", "offsets": [{"partition", "first", "last"}], "position", "warnings"?}
 Share = list[tuple[int, int]]  # of one answer: (partition, its records there), in the order of partitions
 PostOutcome: TypeAlias = "tuple[asyncio.Future[bytes], bytes | BaseException]"
 
@@ -78,6 +78,7 @@ class Append:
     batches: list[tuple[int, pa.RecordBatch]]
     is_custom: bool
     idempotency: Idempotency | None
+    warnings: list[dict[str, str]] = field(default_factory=list)  # part of its answer
     future: Future[Answer] = field(default_factory=Future)
     version = None  # it was judged by what it read itself: what it began with holds
     requests = 1
@@ -124,6 +125,7 @@ class Posts:
     posts: Sequence[Post]
     partitions: npt.NDArray[np.int32]
     is_custom = False  # the first to choose a partition goes as an Append
+    warnings = ()  # what needs one does, too
     idempotency = None
 
     @property

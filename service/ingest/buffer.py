@@ -149,7 +149,8 @@ class AppendBuffer:
         partitions = self._partitions(stream.id, stream.partitions, payload)
         batches = split(payload.records, partitions, stream.partitions)
         is_custom = payload.partitions is not None and not stream.custom_partitioning
-        append = Append(stream.id, stream.name, batches, is_custom, idempotency)
+        warnings = [{"pointer": each.pointer, "detail": each.detail} for each in payload.warnings]
+        append = Append(stream.id, stream.name, batches, is_custom, idempotency, warnings)
         with self._changed:
             if not self._is_open:
                 raise BufferFull(1)

@@ -105,6 +105,7 @@ def _answers(group: Sequence[Append | Posts], published: Iterable[Published], li
             ends = {str(at["partition"]): at["last"] + 1 for at in offsets}
             position = opaque(Position(append.stream_id, lineage, ends))
             accepted = sum(records for _, records in share)
-            of_append.append({"accepted": accepted, "offsets": offsets, "position": position})
+            warnings = {"warnings": append.warnings} if append.warnings else {}
+            of_append.append({"accepted": accepted, "offsets": offsets, "position": position, **warnings})
         answers.append(of_append)
     return answers

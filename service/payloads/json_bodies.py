@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from service.payloads import names
 from service.payloads.columns import MAX_PROBLEMS, Columns, refuse_too_many
+from service.payloads.units import IN_MS, milliseconds_of
 from service.streams.errors import InvalidRecords, Problem
 
 # Lines decoded at a time. The decoder holds the GIL, so this is how long others wait (1 ms); small slices also
@@ -60,6 +61,9 @@ _encode = msgspec.json.Encoder().encode
 
 # msgspec lets values with invalid UTF-8 pass, Arrow does not. RecursionError: nested about a thousand deep.
 NOT_PLAIN = (msgspec.MsgspecError, UnicodeError, RecursionError, pa.ArrowInvalid, NameTwice)
+RECORDS_IN_A_LIST = (
+    'records are sent as {"records": [{"key": …, "value": …, "timestamp": …}]}, or one a line as application/x-ndjson'
+)
 GIVEN_TWICE = "is given more than once"
 _NULL = pa.scalar("null", pa.utf8())
 _AT = re.compile(r"(?P<detail>.*) - at `(?:key in )?\$(?P<path>[^\[`]*).*", re.DOTALL)
@@ -96,7 +100,7 @@ def json_columns(body: bytes) -> Columns:
     try:
         texts = _raw_document.decode(body).records
     except NOT_PLAIN as error:
-        raise InvalidRecords([_problem(error, "")]) from error
+        raise InvalidRecords([_without_records(body) or _problem(error, "")]) from error
     if names.is_document_repeated(body, texts):
         raise InvalidRecords([Problem("/records", GIVEN_TWICE)])
     records = _one_by_one(enumerate(texts), "/records", problems)
@@ -160,12 +164,31 @@ def _one_by_one(texts: Iterable[tuple[int, bytes | msgspec.Raw]], parent: str, p
             name = names.repeated_in(bytes(text))
             problem = None if name is None else Problem(f"{parent}/{number}{name}", GIVEN_TWICE)
         except NOT_PLAIN as error:
-            problem = _problem(error, f"{parent}/{number}")
+            problem = _with_time(_problem(error, f"{parent}/{number}"), f"{parent}/{number}/timestamp", text)
         if problem is not None:
             problems.append(problem)
         if len(problems) >= MAX_PROBLEMS:
             break
     return records
+
+
+def _without_records(body: bytes) -> Problem | None:
+    """What to send instead of a record, or a list of them, that stands by itself."""
+    try:
+        document = msgspec.json.decode(body)
+    except NOT_PLAIN:
+        return None
+    is_record = isinstance(document, dict) and "records" not in document and document.keys() & Record.__struct_fields__
+    return Problem("", RECORDS_IN_A_LIST) if is_record or isinstance(document, list) else None
+
+
+def _with_time(problem: Problem, pointer: str, text: bytes | msgspec.Raw) -> Problem:
+    """A problem; one with a timestamp says what to send instead."""
+    if problem.pointer != pointer:
+        return problem
+    given = msgspec.json.decode(text)["timestamp"]
+    at = milliseconds_of(given) if isinstance(given, str) else None
+    return Problem(pointer, f"must be {IN_MS}" + ("" if at is None or at < 0 else f": send {at}"))
 
 
 def _problem(error: Exception, parent: str) -> Problem:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from service.payloads import names
 from service.payloads.json_bodies import NOT_PLAIN, Record, read_document, read_lines
 from service.payloads.rules import Payload, Rules
+from service.payloads.units import unit_of
 from service.streams.records import RECORD_SCHEMA
 
 # Of a body; decoding one holds the event loop for 0.5 ms at most. No part of it can be longer than a record's parts may
@@ -75,7 +76,7 @@ def _row(record: Record, rules: Rules) -> Row | None:
     if text == "null":
         text = None
     timestamp = rules.now_ms if record.timestamp is None else record.timestamp
-    if not 0 <= timestamp <= rules.now_ms + rules.max_future_ms:
+    if not 0 <= timestamp <= rules.now_ms + rules.max_future_ms or unit_of(timestamp):
         return None
     partition = record.partition
     if partition is not None and not 0 <= partition < rules.partitions:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from service.payloads.columns import MAX_PROBLEMS, Columns
 from service.payloads.fields import bad_fields
+from service.payloads.units import odd_times, unit_of
 from service.streams.errors import InvalidRecords, Problem
 from service.streams.records import RECORD_SCHEMA
 
@@ -44,10 +45,11 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Payload:
     """Records of RECORD_SCHEMA in the order sent, and the partitions (int32) they ask for: -1 where they do not,
-    None where none does."""
+    None where none does. `warnings` point at what is taken, and may be meant otherwise."""
 
     records: pa.RecordBatch
     partitions: npt.NDArray[np.int32] | None
+    warnings: tuple[Problem, ...] = ()
 
 
 def judge(columns: Columns, rules: Rules) -> Payload:
@@ -71,7 +73,9 @@ def judge(columns: Columns, rules: Rules) -> Payload:
         )
     none = pa.nulls(len(value), pa.int64())
     batch = [columns.key, value, timestamp, none, none, columns.headers]
-    return Payload(pa.RecordBatch.from_arrays(batch, schema=RECORD_SCHEMA), _asked(columns.partition))
+    records = pa.RecordBatch.from_arrays(batch, schema=RECORD_SCHEMA)
+    warnings = (Problem(f"{columns.pointer_to(row)}/timestamp", detail) for row, detail in odd_times(timestamp))
+    return Payload(records, _asked(columns.partition), tuple(warnings))
 
 
 def _asked(partition: pa.Array) -> npt.NDArray[np.int32] | None:
@@ -91,7 +95,9 @@ def _bad_timestamps(timestamp: pa.Array, rules: Rules) -> Iterator[Fault]:
     for row in _rows(pc.less(timestamp, 0)):
         yield row, "timestamp", "must not be negative"
     for row in _rows(pc.greater(timestamp, rules.now_ms + rules.max_future_ms)):
-        yield row, "timestamp", f"is more than {rules.max_future_ms} ms ahead of its arrival at {rules.now_ms}"
+        detail = f"is more than {rules.max_future_ms} ms ahead of its arrival at {rules.now_ms}"
+        unit = unit_of(timestamp[row].as_py())
+        yield row, "timestamp", f"{detail}; it looks like {unit}: send milliseconds" if unit else detail
 
 
 def _bad_partitions(partition: pa.Array, count: int) -> Iterator[Fault]:

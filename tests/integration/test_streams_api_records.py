@@ -384,6 +384,24 @@ def test_a_cursor_of_a_stream_made_again_is_refused(writer: httpx.Client) -> Non
     refused(writer.get(path, params={"cursor": cursor}), 422, "invalid_cursor")
 
 
+@pytest.mark.parametrize("media_type", FORMATS)
+def test_times_that_look_like_seconds_are_taken_with_a_warning(
+    writer: httpx.Client, path: str, media_type: str
+) -> None:
+    """Small or large, in any format; the same again by its Idempotency-Key."""
+    for size in (1, 1_000):
+        body = body_of(media_type, [{"value": 1, "timestamp": 1_700_000_000}] * size)
+        posted, again = (post(writer, path, body, media_type, **{"Idempotency-Key": f"{size}"}) for _ in range(2))
+        plain = post(writer, path, body, media_type)
+        for answer in (posted, again, plain):
+            (warning,) = answer.json()["warnings"]
+            assert warning["pointer"].endswith("/0/timestamp")
+            assert "looks like seconds" in warning["detail"]
+        assert posted.content == again.content
+    fine = post(writer, path, body_of(media_type, [{"value": 1, "timestamp": 1_700_000_000_000}]), media_type)
+    assert "warnings" not in fine.json()
+
+
 def test_reading_begins_at_a_time(writer: httpx.Client, path: str) -> None:
     """At the first record of that time or later, wherever its chunk begins; at the end where there is none."""
     for times in ([1_000, 3_000], [2_000, 5_000, 4_000], [500, 9_000]):
