@@ -71,7 +71,7 @@ class Service(FastAPI):
         super().__init__(**how)
         self.state.is_draining = False
         self.add_exception_handler(Exception, _leave_to_the_border)
-        self._border = RequestBorder(QuickPosts(QuickLookups(super().__call__)), settings)
+        self._border = RequestBorder(QuickLookups(QuickPosts(super().__call__)), settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
