@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 _ABSENT = msgspec.Raw(b"")
+_BLOCK = 64 << 10  # bytes compared at once: what comes of it stays in the processor's cache
 _VECTORS_FROM = 4096  # bytes; counting fewer is faster without numpy
 
 
@@ -50,7 +51,7 @@ def are_accounted_for(text: bytes, members: int, keys: Bytes, values: Bytes) -> 
     """Whether so many members are all that a text has: none of them null, no headers; the keys as they were read, the
     values as they stand there. False also where escapes outside of values leave it open.
     """
-    if _count(text, b"\\") != _count(values, b"\\"):
+    if b"\\" in text and _count(text, b"\\") != _count(values, b"\\"):
         return False
     return _count(text, b":") == members + _count(values, b":") + _count(keys, b":")
 
@@ -113,4 +114,6 @@ def _count(data: Bytes, byte: bytes) -> int:
         return 0
     if isinstance(data, bytes) and len(data) < _VECTORS_FROM:
         return data.count(byte)
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte[0]))
+    found = np.frombuffer(data, np.uint8)
+    blocks = range(0, len(found), _BLOCK)
+    return sum(int(np.count_nonzero(found[start : start + _BLOCK] == byte[0])) for start in blocks)
