@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from service.payloads import JSON, NDJSON, Rules, decode
 from service.payloads.fields import KINDS
 from service.payloads.rows import payload_of, small_rows
+from service.payloads.units import unit_of
 from service.streams.errors import InvalidRecords
 
 NOW = 1_700_000_000_000
@@ -117,7 +118,7 @@ PLAIN = st.fixed_dictionaries(
     optional={
         "key": st.none() | st.text(max_size=5),
         "value": st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.lists(st.booleans()),
-        "timestamp": st.none() | st.integers(0, NOW + 3_600_000),
+        "timestamp": st.none() | st.integers(0, NOW + 3_600_000).filter(lambda at: unit_of(at) is None),
         "partition": st.none() | st.integers(0, 3),
         "headers": st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
     },
