@@ -2,8 +2,8 @@
 
 from alembic import context
 
-from service.catalog.tables import Table
+from service.catalog.tables import CatalogTable
 
-context.configure(connection=context.config.attributes["connection"], target_metadata=Table.metadata)
+context.configure(connection=context.config.attributes["connection"], target_metadata=CatalogTable.metadata)
 with context.begin_transaction():
     context.run_migrations()

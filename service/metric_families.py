@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from service.catalog.totals import OperatorStore
 from service.streams.operators import SPECS, StatefulSpec
-from service.streams.samples import TOTAL, Family, Measure, Samples
+from service.streams.samples import TOTAL, Measure, SampleFamily, Samples
 
 
 class Size(NamedTuple):
@@ -25,19 +25,19 @@ MEASURES: Final[dict[str, tuple[Measure, ...]]] = {
     spec.kind: spec.measures for spec in SPECS.values() if issubclass(spec, StatefulSpec)
 }
 _SIZES = (
-    Family("store_entries", "gauge", "Keys in the store, those of indexes and of expired entries included"),
-    Family("store_bytes", "gauge", "Bytes that the store takes where lookups read it"),
+    SampleFamily("store_entries", "gauge", "Keys in the store, those of indexes and of expired entries included"),
+    SampleFamily("store_bytes", "gauge", "Bytes that the store takes where lookups read it"),
 )
 OPERATOR_FAMILIES = (
     tuple({family: None for measures in MEASURES.values() for each in measures for family in each.families}) + _SIZES
 )
 TASK_FAMILIES = (
-    Family("task_lag_records", "gauge", "Records that the task has not read yet"),
-    Family("batch_seconds", "summary", "Seconds to run a batch through its operators and encode its outputs"),
-    Family("batch_seconds_max", "gauge", "Seconds that the slowest batch took"),
+    SampleFamily("task_lag_records", "gauge", "Records that the task has not read yet"),
+    SampleFamily("batch_seconds", "summary", "Seconds to run a batch through its operators and encode its outputs"),
+    SampleFamily("batch_seconds_max", "gauge", "Seconds that the slowest batch took"),
 )
-DROPPED = Family("dropped_records", "counter", "Records that operators did not let through, by reason")
-ADVANCES = Family("task_advances", "counter", "Times that stream time was moved without a record, by reason")
+DROPPED = SampleFamily("dropped_records", "counter", "Records that operators did not let through, by reason")
+ADVANCES = SampleFamily("task_advances", "counter", "Times that stream time was moved without a record, by reason")
 
 
 def of_operator(

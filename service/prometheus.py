@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
 from service.metric_families import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task
-from service.streams.samples import TOTAL, Family, Samples
+from service.streams.samples import TOTAL, SampleFamily, Samples
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
 REGISTRY = CollectorRegistry()
@@ -133,7 +133,7 @@ def _labels(task: TaskTotals, **more: str) -> dict[str, str]:
     return {"job": task.job, "task": task.task, **more}
 
 
-def _metrics(families: Iterable[Family], rows: Sequence[Labelled]) -> Iterator[Metric]:
+def _metrics(families: Iterable[SampleFamily], rows: Sequence[Labelled]) -> Iterator[Metric]:
     for family in families:
         metric = Metric(PREFIX + family.name, family.meaning, family.kind)
         for labels, samples in rows:

@@ -81,7 +81,7 @@ class Gone(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlotPlace:
     """Where a slot finds its work; it travels to the executor with the slot, so it holds no secret."""
 
     api_url: str

@@ -36,7 +36,7 @@ from service.protocol import JoinedInstance, JoinRequest, WantedJob
 from service.storage import environments
 from service.storage.private import keep_private, private_folder
 from spark_jobs import pulse, session
-from spark_jobs.client import Api, Gone, Place, Refused, Unreachable
+from spark_jobs.client import Api, Gone, Refused, SlotPlace, Unreachable
 
 BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -228,12 +228,12 @@ class Instance:
             for job_id in wanted_by_id.keys() - self._jobs.keys():
                 self._jobs[job_id] = JobRun(self._context, wanted_by_id[job_id], self._place_of)
 
-    def _place_of(self, job_id: str) -> Place | None:
+    def _place_of(self, job_id: str) -> SlotPlace | None:
         """Where a slot finds its work, as of now; None between two memberships."""
         member, options = self._member, self._options
         if member is None:
             return None
-        return Place(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
+        return SlotPlace(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
 
     def _look_after(self, member: JoinedInstance) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""
@@ -274,7 +274,7 @@ class Instance:
 class JobRun:
     """A Millrace job as a Spark job, started again with growing pauses for as long as it is wanted."""
 
-    def __init__(self, context: SparkContext, wanted: WantedJob, place_of: Callable[[str], Place | None]) -> None:
+    def __init__(self, context: SparkContext, wanted: WantedJob, place_of: Callable[[str], SlotPlace | None]) -> None:
         self.wanted = wanted
         self._context, self._place_of = context, place_of
         self._let_go = threading.Event()
@@ -313,7 +313,7 @@ class JobRun:
             failures = 0 if time.monotonic() - started > HEALTHY_S else failures + 1
             self._let_go.wait(BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1])
 
-    def _run_once(self, place: Place) -> None:
+    def _run_once(self, place: SlotPlace) -> None:
         self._log.info("spark_job_started", slots=self.wanted.slots)
         try:
             session.run_slots(self._context, self.wanted.name, self.wanted.slots, place)

@@ -13,7 +13,7 @@ from service.storage.segments import Storage
 from service.storage.view import View
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
-from spark_jobs.client import Place
+from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Copies, FindChunks
 from spark_jobs.memory import Footprint
 from spark_jobs.stores import JobStores
@@ -25,7 +25,7 @@ class SlotJob:
     """Makes tasks of a job, and does their work."""
 
     def __init__(
-        self, place: Place, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
+        self, place: SlotPlace, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
     ) -> None:
         self._chain = cache(self._make_chain)
         self.respecify(joined.job)

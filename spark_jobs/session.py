@@ -18,7 +18,7 @@ from functools import partial
 
 from pyspark import SparkConf, SparkContext
 
-from spark_jobs.client import Place
+from spark_jobs.client import SlotPlace
 
 API_KEY = "MILLRACE_API_KEY"  # the variable in which a slot finds its key
 SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
@@ -147,7 +147,7 @@ def cores_of(context: SparkContext) -> int:
     return cores
 
 
-def run_slots(context: SparkContext, job_name: str, slots: int, place: Place) -> None:
+def run_slots(context: SparkContext, job_name: str, slots: int, place: SlotPlace) -> None:
     """One Spark job whose tasks are the slots of one Millrace job; returns when all of them have ended.
 
     Call this in a thread of its own: group, name and pool belong to the thread. Raises Py4JError when the job is
@@ -174,7 +174,7 @@ def wait_for_jvm() -> None:
         time.sleep(0.5)
 
 
-def _be_slot(place: Place, index: int) -> None:
+def _be_slot(place: SlotPlace, index: int) -> None:
     """In a Python worker. Imported there: the driver needs no kernels, and starts a second earlier without them."""
     from spark_jobs.slot import run_slot
 

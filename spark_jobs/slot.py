@@ -25,7 +25,7 @@ from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
 from spark_jobs.border import TaskBorder
-from spark_jobs.client import Api, ApiError, Gone, Place, Refused, Unreachable, slot_path
+from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable, slot_path
 from spark_jobs.commits import PreparedCommit, SegmentWriter
 from spark_jobs.job import SlotJob
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
@@ -47,7 +47,7 @@ OVERTAKEN: Final = {
 }
 
 
-def run_slot(place: Place, api_key: str, index: int) -> None:
+def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
     """Be slot `index` of the place's job until it wants none: the body of a Spark task."""
     logs.configure("info")
     log = structlog.get_logger().bind(job=place.job_id, index=index)
@@ -67,7 +67,7 @@ def run_slot(place: Place, api_key: str, index: int) -> None:
             time.sleep(max(0.0, started + 1.0 - time.monotonic()))
 
 
-def _live_once(api: Api, place: Place, index: int, pulse: Pulse) -> bool:
+def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> bool:
     """Join and run until told to leave (False) or found gone (True)."""
     joined = _join(api, place, index, pulse)
     if joined is None:
@@ -82,7 +82,7 @@ def _live_once(api: Api, place: Place, index: int, pulse: Pulse) -> bool:
     return False
 
 
-def _join(api: Api, place: Place, index: int, pulse: Pulse) -> JoinedSlot | None:
+def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> JoinedSlot | None:
     """None: the job wants no slot here. An instance that is gone may be about to join again."""
     for _ in range(JOIN_ATTEMPTS):
         try:
@@ -102,7 +102,7 @@ def _join(api: Api, place: Place, index: int, pulse: Pulse) -> JoinedSlot | None
 class Slot:
     """One life of a slot, from its join until it leaves or is gone."""
 
-    def __init__(self, api: Api, place: Place, joined: JoinedSlot, pulse: Pulse) -> None:
+    def __init__(self, api: Api, place: SlotPlace, joined: JoinedSlot, pulse: Pulse) -> None:
         self.log = structlog.get_logger().bind(job=joined.job.name, slot=joined.slot)
         self._api, self._joined, self._pulse = api, joined, pulse
         self._path = slot_path(place.instance_id, joined.slot)

@@ -15,7 +15,7 @@ from service.storage.replica import Replica, replica_path
 from service.storage.segments import Storage
 from service.storage.view import View
 from service.streams.topology.graph import Topology
-from spark_jobs.client import Place
+from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Changelog, FindChunks, Follower, StorePartition
 
 HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
@@ -25,7 +25,7 @@ class JobStores:
     """Makes followers of one job's stores."""
 
     def __init__(
-        self, place: Place, joined: JoinedSlot, topology: Topology, storage: Storage, find: FindChunks
+        self, place: SlotPlace, joined: JoinedSlot, topology: Topology, storage: Storage, find: FindChunks
     ) -> None:
         self._place, self._joined, self._storage, self._find = place, joined, storage, find
         self._specs = {store.name: store for store in topology.stores()}

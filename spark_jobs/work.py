@@ -37,7 +37,7 @@ from service.protocol import (
 from service.storage.segments import EncodedSegment, Storage, encode_segment, part_of
 from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
-from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread, batch_of
+from service.streams.inputs import Batch, Input, InputPosition, Origins, Part, Unread, batch_of
 from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
 from service.streams.records import StateReader
@@ -118,7 +118,7 @@ def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
     Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
     """
     heads = zip(_inputs(assigned), assigned.inputs, strict=True)
-    unread = [Unread(each, Position(head.position, head.frontier), head.position, []) for each, head in heads]
+    unread = [Unread(each, InputPosition(head.position, head.frontier), head.position, []) for each, head in heads]
     for given in run.ranges:
         parts, end = _read_range(storage, given, MAX_BATCH_BYTES // len(run.ranges))
         unread[given.input] = replace(unread[given.input], end=end, parts=parts)

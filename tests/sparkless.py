@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from spark_jobs import daemon
 
 if TYPE_CHECKING:  # what is imported before `daemon.load` may start threads, and then nothing can be forked
-    from spark_jobs.client import Place
+    from spark_jobs.client import SlotPlace
     from tests.serving import Serving
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def main() -> None:
     daemon.die_with_parent()
     daemon.load()
     from service.protocol import JoinRequest
-    from spark_jobs.client import Api, Gone, Place, Unreachable
+    from spark_jobs.client import Api, Gone, SlotPlace, Unreachable
 
     key, incarnation = os.environ["MILLRACE_API_KEY"], uuid.uuid4().hex
     slots: dict[str, list[int]] = {}
@@ -71,11 +71,11 @@ def main() -> None:
             slots = {i: living for i, pids in slots.items() if (living := [pid for pid in pids if not _is_over(pid)])}
             for job in wanted.jobs:
                 if job.id not in slots:
-                    place = Place(url, member.instance_id, member.storage_uri, replica_dir, job.id)
+                    place = SlotPlace(url, member.instance_id, member.storage_uri, replica_dir, job.id)
                     slots[job.id] = [_fork(lambda i=i, at=place: _keep_slot(at, key, i)) for i in range(job.slots)]
 
 
-def _keep_slot(place: Place, key: str, index: int) -> None:
+def _keep_slot(place: SlotPlace, key: str, index: int) -> None:
     """One process after the other is the slot, until one ends by itself."""
     from spark_jobs.slot import run_slot
 

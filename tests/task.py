@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from service.streams import inputs
 from service.streams.clock import CloseReason
-from service.streams.inputs import Batch, Input, Origins, Part, Position, Unread
+from service.streams.inputs import Batch, Input, InputPosition, Origins, Part, Unread
 from service.streams.layouts import reserved
 from service.streams.layouts.expiry import expires_after
 from service.streams.records import RECORD_SCHEMA, StoreSpec
@@ -145,7 +145,7 @@ def batch_of(records: Sequence[Record], first_offset: int = 0) -> Batch:
         for record in records
     ]
     part = Part(pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA), first_offset)
-    return inputs.batch_of([Unread(INPUT, Position(first_offset), first_offset + len(rows), [part])])
+    return inputs.batch_of([Unread(INPUT, InputPosition(first_offset), first_offset + len(rows), [part])])
 
 
 def rows_of(records: Sequence[Record]) -> pa.RecordBatch:

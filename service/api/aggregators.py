@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from service.api.bodies import answer
-from service.api.models import Cursor, Limit, Page, short_page
+from service.api.models import Cursor, Limit, PageView, short_page
 from service.auth import Reader
 from service.problems import declared
 from service.streams.operators.functions import FUNCTIONS
@@ -36,7 +36,7 @@ class AggregatorView(BaseModel):
     problem: Annotated[str | None, Field(description="Why it can not be used.")]
 
 
-@router.get("/v1/aggregators", responses={200: {"model": Page[AggregatorView]}, **declared(401, 403, 422)})
+@router.get("/v1/aggregators", responses={200: {"model": PageView[AggregatorView]}, **declared(401, 403, 422)})
 def list_aggregators(_: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List the functions of `aggregate`, then the aggregators that are installed beside this service."""
     listed = [*(_built_in(name, doc) for name, doc in FUNCTIONS.items()), *map(_installed, described())]

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from service import coordinator, prometheus
 from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page
+from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page
 from service.auth import Instance, Reader
 from service.catalog import groups, jobs, replicas, segments
 from service.catalog.engine import JOBS, Catalog
@@ -124,7 +124,7 @@ class RebalanceView(BaseModel):
 # ---------------------------------------------------------------- who is there
 
 
-@router.get("/v1/instances", responses={200: {"model": Page[InstanceView]}, **declared(401, 403, 422)})
+@router.get("/v1/instances", responses={200: {"model": PageView[InstanceView]}, **declared(401, 403, 422)})
 def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List instances by name, those that are gone too."""
     require_name(cursor, ID)
@@ -146,7 +146,8 @@ def get_group(request: Request, job: str, _: Reader) -> Response:
 
 
 @router.get(
-    "/v1/groups/{job:name}/rebalances", responses={200: {"model": Page[RebalanceView]}, **declared(401, 403, 404, 422)}
+    "/v1/groups/{job:name}/rebalances",
+    responses={200: {"model": PageView[RebalanceView]}, **declared(401, 403, 404, 422)},
 )
 def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List a job's rounds of assignment, latest first: why, what moved, how long it took."""

@@ -29,7 +29,7 @@ from service.api.bodies import (
     tagged,
 )
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page, first_row, require_name, rows_page, short_page
+from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
 from service.auth import MAY, Admin, Reader, Writer
 from service.catalog import job_creation, job_states, jobs, segments, start_positions, streams
 from service.catalog.engine import progress_topic
@@ -135,7 +135,7 @@ class DroppedCountView(BaseModel):
     records: int
 
 
-class DroppedView(Page[DroppedCountView]):
+class DroppedView(PageView[DroppedCountView]):
     """Dropped records of a job, counted by operator and reason."""
 
     stream: Annotated[str | None, Field(description="Where the records are; null: the job does not keep them.")]
@@ -257,7 +257,7 @@ async def create_job(request: Request, caller: Writer, waiting: Annotated[Waitin
 # ---------------------------------------------------------------- looking
 
 
-@router.get("/v1/jobs", responses={200: {"model": Page[JobView]}, **declared(401, 403, 422)})
+@router.get("/v1/jobs", responses={200: {"model": PageView[JobView]}, **declared(401, 403, 422)})
 def list_jobs(
     request: Request,
     _: Reader,
@@ -320,7 +320,9 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
     return answer(topology)
 
 
-@router.get("/v1/jobs/{job:name}/tasks", responses={200: {"model": Page[JobTaskView]}, **declared(401, 403, 404, 422)})
+@router.get(
+    "/v1/jobs/{job:name}/tasks", responses={200: {"model": PageView[JobTaskView]}, **declared(401, 403, 404, 422)}
+)
 def list_tasks(request: Request, job: str, _: Reader, limit: Limit = 1000, cursor: Cursor = None) -> Response:
     """List a job's tasks: owner, epoch, positions."""
     found = request.state.catalog.read(_tasks, job)
@@ -336,7 +338,7 @@ def list_dropped(request: Request, job: str, _: Reader, limit: Limit = 100, curs
 
 
 @router.get(
-    "/v1/jobs/{job:name}/errors", responses={200: {"model": Page[TransitionView]}, **declared(401, 403, 404, 422)}
+    "/v1/jobs/{job:name}/errors", responses={200: {"model": PageView[TransitionView]}, **declared(401, 403, 404, 422)}
 )
 def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List why a job failed, latest first: operator, partition, offset, error."""
@@ -344,7 +346,7 @@ def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100, c
 
 
 @router.get(
-    "/v1/jobs/{job:name}/history", responses={200: {"model": Page[TransitionView]}, **declared(401, 403, 404, 422)}
+    "/v1/jobs/{job:name}/history", responses={200: {"model": PageView[TransitionView]}, **declared(401, 403, 404, 422)}
 )
 def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List a job's changes of state, latest first: why, and by whom."""

@@ -43,7 +43,7 @@ class WindowView(BaseModel):
     end: int
 
 
-class Page(BaseModel, Generic[Item]):
+class PageView(BaseModel, Generic[Item]):
     """One page of a list."""
 
     items: list[Item]

@@ -17,7 +17,7 @@ from service.api.bodies import UNCHANGED, answer, page, tagged
 from service.api.lookup_answers import opaque_position
 from service.api.lookup_requests import NAME, KeyEncoding, StoreName, decoded_key, query_bytes
 from service.api.models import Cursor as PageCursor
-from service.api.models import Limit, Page, require_name
+from service.api.models import Limit, PageView, require_name
 from service.auth import Reader
 from service.catalog.stores import StoreNow, stores_now
 from service.lookups import Lookups
@@ -77,7 +77,7 @@ class OwnerView(BaseModel):
     standbys: list[OwnerInstanceView]
 
 
-@router.get("/v1/stores", responses={200: {"model": Page[StoreView]}, **declared(401, 403, 422)})
+@router.get("/v1/stores", responses={200: {"model": PageView[StoreView]}, **declared(401, 403, 422)})
 async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List stores by name."""
     require_name(cursor, NAME)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from service.api.bodies import answer, expected_etag, page, read_model
 from service.api.document import takes
 from service.api.models import Cursor as PageCursor
-from service.api.models import Limit, Page, require_name
+from service.api.models import Limit, PageView, require_name
 from service.auth import Reader, Writer
 from service.catalog import streams
 from service.catalog.tables import PartitionRow, StreamRow
@@ -134,7 +134,7 @@ async def create_stream(request: Request, _: Writer) -> Response:
     return _answer_stream(stream, partitions, 201 if created else 200)
 
 
-@router.get("/v1/streams", responses={200: {"model": Page[StreamView]}, **declared(401, 403, 422)})
+@router.get("/v1/streams", responses={200: {"model": PageView[StreamView]}, **declared(401, 403, 422)})
 def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCursor = None) -> Response:
     """List streams by name, internal ones included."""
     require_name(cursor, ANY_NAME)

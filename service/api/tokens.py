@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
 from service.api.document import takes
-from service.api.models import Cursor, Limit, Page, short_page
+from service.api.models import Cursor, Limit, PageView, short_page
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -63,7 +63,7 @@ async def create_token(request: Request, _: Admin) -> Response:
     return answer({**_shown(row), "key": secret}, 201, headers={"Location": f"/v1/tokens/{row.id}"})
 
 
-@router.get("/v1/tokens", responses={200: {"model": Page[TokenView]}, **declared(401, 403, 422)})
+@router.get("/v1/tokens", responses={200: {"model": PageView[TokenView]}, **declared(401, 403, 422)})
 def list_tokens(request: Request, _: Admin, limit: Limit = 100, cursor: Cursor = None) -> Response:
     """List keys, oldest first; those of running instances of `millrace up` are left out."""
     listed = [_shown(row) for row in request.state.catalog.read(keys.list_keys)]

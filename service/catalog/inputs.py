@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import Now
 from service.catalog.tables import PartitionRow, TaskInputRow, TaskRow
-from service.streams.inputs import Position
+from service.streams.inputs import InputPosition
 
 _POSITION = struct.Struct("<qq")
 _SILENT_MS = (Now() - func.coalesce(PartitionRow.published_ms, 0)).label("silent_ms")
@@ -66,19 +66,19 @@ class TaskInput:
         return self.start <= self.position < self.end
 
 
-def pack(positions: Iterable[Position]) -> bytes:
+def pack(positions: Iterable[InputPosition]) -> bytes:
     """Positions of a task's inputs, in the order of their numbers, as `tasks.positions` holds them."""
     return b"".join(_POSITION.pack(*position) for position in positions)
 
 
-def unpack(packed: bytes) -> list[Position]:
+def unpack(packed: bytes) -> list[InputPosition]:
     """The positions in a value of `tasks.positions`."""
-    return [Position(*pair) for pair in _POSITION.iter_unpack(packed)]
+    return [InputPosition(*pair) for pair in _POSITION.iter_unpack(packed)]
 
 
 def packed_positions(inputs: Iterable[TaskInput]) -> bytes:
     """Where a task stands in its inputs, as `tasks.positions` holds it."""
-    return pack(Position(at.position, at.frontier) for at in inputs)
+    return pack(InputPosition(at.position, at.frontier) for at in inputs)
 
 
 def inputs_of_tasks(s: Session, task_ids: Iterable[str]) -> dict[str, list[TaskInput]]:

@@ -52,7 +52,7 @@ from service.catalog.tables import (
     new_id,
 )
 from service.streams.errors import IllegalTransition, InternalStream, InvalidSpec, JobExists, Problem, StreamExists
-from service.streams.inputs import Position
+from service.streams.inputs import InputPosition
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec, StartOffsets
 
@@ -230,7 +230,7 @@ def _add_tasks(
         offsets = [start.get((each.name, p), None) for each in sources]
         partitions = [locked[each.id, p] for each in sources]
         task.positions = pack(
-            Position(start_of(s, spec, at) if offset is None else offset)
+            InputPosition(start_of(s, spec, at) if offset is None else offset)
             for offset, at in zip(offsets, partitions, strict=True)
         )
         s.add(task)

@@ -52,7 +52,7 @@ class Moment(TypeDecorator[datetime]):
 Serial = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER PRIMARY KEY counts by itself there
 
 
-class Table(DeclarativeBase):
+class CatalogTable(DeclarativeBase):
     """Every table of the catalog."""
 
     metadata = MetaData(
@@ -66,7 +66,7 @@ class Table(DeclarativeBase):
     type_annotation_map: ClassVar = {str: Text(), int: BigInteger(), datetime: Moment(), Json: JSON(none_as_null=True)}
 
 
-class MetaRow(Table):
+class MetaRow(CatalogTable):
     """Facts about the catalog itself: `lineage`, `coordinator_seen_ms`, `bootstrap_key` (an id)."""
 
     __tablename__ = "meta"
@@ -75,7 +75,7 @@ class MetaRow(Table):
     value: Mapped[str]
 
 
-class StreamRow(Table):
+class StreamRow(CatalogTable):
     """`kind` is `user`, or what made an internal stream: `changelog`, `dropped`, `repartition`."""
 
     __tablename__ = "streams"
@@ -94,7 +94,7 @@ class StreamRow(Table):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class PartitionRow(Table):
+class PartitionRow(CatalogTable):
     """Where a partition starts and ends; `bytes` and `records` count what is between. `published_ms`: when it grew."""
 
     __tablename__ = "partitions"
@@ -108,7 +108,7 @@ class PartitionRow(Table):
     published_ms: Mapped[int | None]
 
 
-class SegmentRow(Table):
+class SegmentRow(CatalogTable):
     """`pending` before it is written, `published` with its chunks, `dropped` before the collector deletes it."""
 
     __tablename__ = "segments"
@@ -124,7 +124,7 @@ class SegmentRow(Table):
     dropped_ms: Mapped[int | None]
 
 
-class ChunkRow(Table):
+class ChunkRow(CatalogTable):
     """One published record batch. Keyed by its end, for every reader asks what lies beyond an offset.
 
     `is_sparse`: it has fewer records than offsets; `ranges`: what lies where inside it, packed by its writer.
@@ -152,7 +152,7 @@ class ChunkRow(Table):
     ranges: Mapped[bytes | None]
 
 
-class IngestKeyRow(Table):
+class IngestKeyRow(CatalogTable):
     """What was answered to an Idempotency-Key, and to which body."""
 
     __tablename__ = "ingest_keys"
@@ -165,7 +165,7 @@ class IngestKeyRow(Table):
     created_ms: Mapped[int] = mapped_column(index=True)
 
 
-class JobRow(Table):
+class JobRow(CatalogTable):
     """`spec` is the body as it was posted and completed, `topology` what it was compiled to."""
 
     __tablename__ = "jobs"
@@ -186,7 +186,7 @@ class JobRow(Table):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
-class JobStreamRow(Table):
+class JobStreamRow(CatalogTable):
     """Which streams a job reads (`source`), writes (`sink`) and keeps (`internal`)."""
 
     __tablename__ = "job_streams"
@@ -196,7 +196,7 @@ class JobStreamRow(Table):
     role: Mapped[str] = mapped_column(primary_key=True)
 
 
-class JobTransitionRow(Table):
+class JobTransitionRow(CatalogTable):
     """A change of a job's state: why, and by whom; `error` when it is why."""
 
     __tablename__ = "job_transitions"
@@ -211,7 +211,7 @@ class JobTransitionRow(Table):
     error: Mapped[Json | None]
 
 
-class SkipRow(Table):
+class SkipRow(CatalogTable):
     """A source record that a job shall pass over."""
 
     __tablename__ = "skips"
@@ -222,7 +222,7 @@ class SkipRow(Table):
     offset: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
-class StoreRow(Table):
+class StoreRow(CatalogTable):
     """The state of one operator; its truth is its changelog stream."""
 
     __tablename__ = "stores"
@@ -238,7 +238,7 @@ class StoreRow(Table):
     spec: Mapped[Json]
 
 
-class TaskRow(Table):
+class TaskRow(CatalogTable):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
     `positions`: how far it has read each of its inputs, packed (`service.catalog.inputs`). `is_closed`: nothing is open
@@ -266,7 +266,7 @@ class TaskRow(Table):
     updated_ms: Mapped[int]
 
 
-class TaskInputRow(Table):
+class TaskInputRow(CatalogTable):
     """A partition that a task reads, and the number under which it does; both are for ever."""
 
     __tablename__ = "task_inputs"
@@ -281,7 +281,7 @@ class TaskInputRow(Table):
     partition: Mapped[int] = mapped_column(Integer)
 
 
-class ReplicaRow(Table):
+class ReplicaRow(CatalogTable):
     """A copy of a task's stores on a node (today: what an instance keeps), and what it is for (`replicas` says more).
 
     `slot_id` keeps it up to date, null while nobody does: copies outlive slots. `target_slot_id`: the slot to hand the
@@ -309,7 +309,7 @@ class ReplicaRow(Table):
     applied: Mapped[Json] = mapped_column(default=dict)
 
 
-class InstanceRow(Table):
+class InstanceRow(CatalogTable):
     """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is."""
 
     __tablename__ = "instances"
@@ -327,7 +327,7 @@ class InstanceRow(Table):
     joined_ms: Mapped[int]
 
 
-class SlotRow(Table):
+class SlotRow(CatalogTable):
     """A resident Spark task of a job; a new one with the same instance, job and index takes its place."""
 
     __tablename__ = "slots"
@@ -344,7 +344,7 @@ class SlotRow(Table):
     gone_ms: Mapped[int | None]
 
 
-class RebalanceRow(Table):
+class RebalanceRow(CatalogTable):
     """One round of assignment: why, what moved, how long until the last hand-over (null: not yet)."""
 
     __tablename__ = "rebalances"
@@ -358,7 +358,7 @@ class RebalanceRow(Table):
     took_ms: Mapped[int | None]
 
 
-class ApiKeyRow(Table):
+class ApiKeyRow(CatalogTable):
     """A key is known by its SHA-256; an ephemeral one belongs to a running process."""
 
     __tablename__ = "api_keys"

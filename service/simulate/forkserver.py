@@ -31,7 +31,7 @@ from service.streams import kernels
 READY: Final = b"r"
 
 
-class Simulations:
+class ForkedSimulations:
     """The simulations that run: process id → the folder of what each keeps meanwhile, and its connection.
 
     A connection ends when the process is gone and its folder too, so who reads to its end knows that nothing is left.
@@ -117,7 +117,7 @@ def main() -> None:
         raise RuntimeError(f"{threads} threads run in the parent of simulations: a fork would copy their locks")
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, every page that simulations share
-    simulations = Simulations(socket.socket(fileno=control), Limits(*limits))
+    simulations = ForkedSimulations(socket.socket(fileno=control), Limits(*limits))
     try:
         simulations.serve()
     finally:

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from service.streams.errors import InvalidRecords, Problem
-from service.streams.inputs import Batch, Input, Part, Position, Unread, batch_of
+from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
 from service.streams.operators.fields import MAX_INT64
 from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
@@ -149,7 +149,7 @@ def as_batch(log: Input, records: Sequence[NumberedRecord]) -> Batch:
     ]
     offsets = np.array([offset for offset, _, _ in records], np.int64)
     part = Part(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
-    return batch_of([Unread(log, Position(records[0][0]), records[-1][0] + 1, [part])])
+    return batch_of([Unread(log, InputPosition(records[0][0]), records[-1][0] + 1, [part])])
 
 
 def written_values(body: bytes) -> list[str | None]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import lmdb
 
 from service.storage.environments import MAP_BYTES, META_BYTES, boot_id, bytes_of_all_pages
-from service.storage.replica import FORMAT, IDENTITY, POSITION, StoreView
+from service.storage.replica import FORMAT, IDENTITY, POSITION, ReplicaView
 from service.streams.errors import ReplicaDamaged
 
 WHOLE_WITHIN_S = 0.002  # a writer takes microseconds; whoever asks stands still for it
@@ -81,13 +81,13 @@ class _Opened:
     instance_id: str
 
     @contextmanager
-    def view(self) -> Iterator[StoreView]:
+    def view(self) -> Iterator[ReplicaView]:
         """Raises ReplicaDamaged."""
         self.length.prove()
         with self.env.begin(db=self.entries) as tx:
             self.length.prove_as_of(self.env, tx.id())
             packed = tx.get(POSITION, db=self.meta)
-            yield StoreView(tx, 0 if packed is None else struct.unpack("<q", packed)[0])
+            yield ReplicaView(tx, 0 if packed is None else struct.unpack("<q", packed)[0])
 
     def close(self) -> None:
         self.env.close()
@@ -128,7 +128,7 @@ class ReplicasInPlace:
         self._tidied_s = time.monotonic()
 
     @contextmanager
-    def reader(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, str]]:
+    def reader(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[ReplicaView, str]]:
         """A consistent view of a partition, and the id of the instance whose replica it is.
 
         Raises ReplicaMissing, ReplicaDamaged.
@@ -138,7 +138,7 @@ class ReplicasInPlace:
             yield view, best.instance_id
 
     @contextmanager
-    def glance(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[StoreView, tuple[int, int]]]:
+    def glance(self, store_id: str, partition: int, lineage: str) -> Iterator[tuple[ReplicaView, tuple[int, int]]]:
         """For who looks at everything now and again: a view of a partition, its entries (those of indexes and expired
         ones included) and its bytes on disk. Raises ReplicaMissing, ReplicaDamaged.
 

@@ -38,7 +38,7 @@ def replica_path(root: Path, instance_id: str, store_id: str, partition: int) ->
     return root / instance_id / store_id / str(partition)
 
 
-class StoreView:
+class ReplicaView:
     """One consistent view of a replica (StateReader); valid inside `Replica.reader`, meant to live under a second."""
 
     def __init__(self, transaction: lmdb.Transaction, position: int) -> None:
@@ -125,10 +125,10 @@ class Replica:
         return (self._environment.folder / "data.mdb").stat().st_blocks * 512
 
     @contextmanager
-    def reader(self) -> Iterator[StoreView]:
+    def reader(self) -> Iterator[ReplicaView]:
         """A consistent view. Keep it short: pages that it can see are not reused."""
         with self._environment.transaction(write=False) as tx:
-            yield StoreView(tx, _position(tx, self._environment))
+            yield ReplicaView(tx, _position(tx, self._environment))
 
     def apply(self, from_offset: int, to_offset: int, changes: pa.RecordBatch) -> bool:
         """Replay changelog [from_offset, to_offset) (CHANGELOG_SCHEMA, sorted by key, each key once).

@@ -44,7 +44,7 @@ class Input(NamedTuple):
     sub_log: int = 0
 
 
-class Position(NamedTuple):
+class InputPosition(NamedTuple):
     """How far an input was read: its next offset; and its frontier, the highest timestamp (ms) of all records before
     that, `clock.NOT_STARTED` where there are none.
     """
@@ -74,7 +74,7 @@ class Unread:
     """What a task has not taken of an input: `parts` in the order of the log, from `start` up to the offset `end`."""
 
     input: Input
-    start: Position
+    start: InputPosition
     end: int
     parts: Sequence[Part]
 
@@ -138,10 +138,10 @@ class Batch:
 
     rows: pa.RecordBatch
     origins: Origins
-    starts: Sequence[Position]
+    starts: Sequence[InputPosition]
     ends: Sequence[int]
 
-    def positions(self, taken: int) -> list[Position]:
+    def positions(self, taken: int) -> list[InputPosition]:
         """How far each input is read once so many rows, from the first on, are taken; once all are, to its end."""
         is_whole = taken >= self.rows.num_rows
         following = {} if is_whole else self.origins.next_offsets(self.rows.column("ordinal")[taken].as_py())
@@ -153,7 +153,7 @@ class Batch:
             words = self.origins.words(self.rows.column("ordinal").to_numpy()[:taken])
             np.maximum.at(frontiers, words >> _OFFSET_BITS, timestamps)
         return [
-            Position(following.get(number, end), frontier)
+            InputPosition(following.get(number, end), frontier)
             for number, (end, frontier) in enumerate(zip(self.ends, frontiers.tolist(), strict=True))
         ]
 

@@ -15,7 +15,7 @@ Samples = dict[str, float]  # by name; a count or a sum is a whole number
 TOTAL: Final = "_total"
 
 
-class Family(NamedTuple):
+class SampleFamily(NamedTuple):
     """Samples that belong together: `<name>_total` of a counter, `<name>_count` and `<name>_sum` of a summary."""
 
     name: str
@@ -33,7 +33,7 @@ class Measure(Protocol):
     """Something that an operator measures: what of its readings, and under which names."""
 
     @property
-    def families(self) -> tuple[Family, ...]:
+    def families(self) -> tuple[SampleFamily, ...]:
         """The names, in the order in which they are shown."""
 
     def samples(self, reading: Mapping[str, Any], dropped: Mapping[str, int], store_type: str) -> Samples:
@@ -54,11 +54,11 @@ class Spread:
     extreme_meaning: str
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        least_or_most = Family(f"{self.name}_{self.extreme}", "gauge", self.extreme_meaning)
-        average = Family(f"{self.name}_avg", "gauge", self.average)
+    def families(self) -> tuple[SampleFamily, ...]:
+        least_or_most = SampleFamily(f"{self.name}_{self.extreme}", "gauge", self.extreme_meaning)
+        average = SampleFamily(f"{self.name}_avg", "gauge", self.average)
         first, second = (least_or_most, average) if self.extreme == "min" else (average, least_or_most)
-        return Family(self.name, "summary", self.meaning), first, second
+        return SampleFamily(self.name, "summary", self.meaning), first, second
 
     def samples(self, reading: Mapping[str, Any], dropped: Mapping[str, int], store_type: str) -> Samples:
         return _spread_samples(self.name, self.name, reading.get(self.reading), self.extreme)
@@ -76,12 +76,12 @@ class Level:
     most: str
 
     @property
-    def families(self) -> tuple[Family, ...]:
+    def families(self) -> tuple[SampleFamily, ...]:
         return (
-            Family(self.name, "gauge", self.meaning),
-            Family(f"{self.name}_samples", "summary", self.changes),
-            Family(f"{self.name}_avg", "gauge", self.average),
-            Family(f"{self.name}_max", "gauge", self.most),
+            SampleFamily(self.name, "gauge", self.meaning),
+            SampleFamily(f"{self.name}_samples", "summary", self.changes),
+            SampleFamily(f"{self.name}_avg", "gauge", self.average),
+            SampleFamily(f"{self.name}_max", "gauge", self.most),
         )
 
     def samples(self, reading: Mapping[str, Any], dropped: Mapping[str, int], store_type: str) -> Samples:
@@ -92,7 +92,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class CountSample:
     """A whole number under `reading` that adds up."""
 
     reading: str
@@ -100,8 +100,8 @@ class Count:
     meaning: str
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        return (Family(self.name, "counter", self.meaning),)
+    def families(self) -> tuple[SampleFamily, ...]:
+        return (SampleFamily(self.name, "counter", self.meaning),)
 
     def samples(self, reading: Mapping[str, Any], dropped: Mapping[str, int], store_type: str) -> Samples:
         return {self.name + TOTAL: reading.get(self.reading, 0)}
@@ -116,8 +116,8 @@ class Drops:
     meaning: str
 
     @property
-    def families(self) -> tuple[Family, ...]:
-        return (Family(self.name, "counter", self.meaning),)
+    def families(self) -> tuple[SampleFamily, ...]:
+        return (SampleFamily(self.name, "counter", self.meaning),)
 
     def samples(self, reading: Mapping[str, Any], dropped: Mapping[str, int], store_type: str) -> Samples:
         if store_type == "key_value":

@@ -17,7 +17,7 @@ from service.protocol import JoinRequest
 from service.storage import view
 from service.streams.errors import StoreNotReadable
 from spark_jobs import follow, memory
-from spark_jobs.client import Api, Place
+from spark_jobs.client import Api, SlotPlace
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
 from tests import services
@@ -65,7 +65,7 @@ class World:
 
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
         where = (self.member.storage_uri, self.folder / replicas, self.job)
-        place = Place(self.service.url, self.member.instance_id, *where)
+        place = SlotPlace(self.service.url, self.member.instance_id, *where)
         joined = self.api.join_slot(
             self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=self.job, index=0
         )

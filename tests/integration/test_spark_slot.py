@@ -19,7 +19,7 @@ from service.storage.replica import Replica
 from service.storage.segments import Storage
 from spark_jobs import follow, memory, rounds, tasks
 from spark_jobs import slot as slots
-from spark_jobs.client import Api, Gone, Json, Place, Unreachable
+from spark_jobs.client import Api, Gone, Json, SlotPlace, Unreachable
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
 from spark_jobs.work import TaskRunner
@@ -72,7 +72,7 @@ class World:
         return [i for partition in range(2) for i in self.out(name, partition)]
 
     def slot(self, job_id: str, index: int = 0) -> Slot:
-        place = Place(
+        place = SlotPlace(
             self.service.url,
             self.member.instance_id,
             self.member.storage_uri,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.streams.layouts import reserved, store_keys
-from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
+from service.streams.layouts.entries import NO_END, NO_TIME, SessionColumns
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import reading
@@ -46,7 +46,7 @@ def packed(entries: list[One]) -> bytes:
     """The newest sessions of a key in one value."""
     columns = [np.array([one.start for one in entries]), np.array([one.end for one in entries])]
     found: bytes = CODEC.pack_sessions(
-        Sessions(
+        SessionColumns(
             counts=np.array([len(entries)]),
             timers=np.array([NO_TIME]),
             cold_ends=np.array([NO_END]),

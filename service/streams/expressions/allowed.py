@@ -22,7 +22,7 @@ COLUMNS = ("key", "value", "timestamp", "window_start", "window_end")
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class AllowedFunction:
     """One function: its result has at most `growth` × the bytes of all its arguments (0: a small value).
 
     `literals` are the positions of arguments that must stand in the text as literals; `copies` is how often
@@ -39,42 +39,42 @@ class Function:
     escapes: bool = False
 
 
-_VALUE = Function(growth=0)  # a number, a boolean, a date, a digest
-_TEXT = Function()
-_PATTERN = Function(growth=0, literals=frozenset({1, 2}))
+_VALUE = AllowedFunction(growth=0)  # a number, a boolean, a date, a digest
+_TEXT = AllowedFunction()
+_PATTERN = AllowedFunction(growth=0, literals=frozenset({1, 2}))
 _PATH = frozenset({1})
 
-FUNCTIONS: dict[str, Function] = {
+FUNCTIONS: dict[str, AllowedFunction] = {
     # arithmetic: exact, or correctly rounded by IEEE 754
     **dict.fromkeys(("+", "-", "*", "/", "//", "%", "&", "|", "~", "<<", ">>"), _VALUE),
     **dict.fromkeys(("abs", "sign", "round", "floor", "ceil", "ceiling", "trunc", "mod", "sqrt"), _VALUE),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), _VALUE),
     # choice
-    **dict.fromkeys(("if", "greatest", "least"), Function(picks=True)),
-    "nullif": Function(picks=True, copies=2),
+    **dict.fromkeys(("if", "greatest", "least"), AllowedFunction(picks=True)),
+    "nullif": AllowedFunction(picks=True, copies=2),
     # text
-    **dict.fromkeys(("~~", "!~~", "~~*", "!~~*"), Function(growth=0, literals=frozenset({1}))),
+    **dict.fromkeys(("~~", "!~~", "~~*", "!~~*"), AllowedFunction(growth=0, literals=frozenset({1}))),
     **dict.fromkeys(("regexp_matches", "regexp_full_match"), _PATTERN),
-    "regexp_extract": Function(literals=frozenset({1, 2, 3})),
+    "regexp_extract": AllowedFunction(literals=frozenset({1, 2, 3})),
     **dict.fromkeys(("^@", "starts_with", "ends_with", "prefix", "suffix", "contains"), _VALUE),
     **dict.fromkeys(("position", "strpos", "instr", "length", "len", "strlen", "char_length"), _VALUE),
     **dict.fromkeys(("ascii", "ord", "unicode", "chr", "md5", "sha1", "sha256"), _VALUE),
-    **dict.fromkeys(("lower", "lcase", "upper", "ucase"), Function(growth=2)),  # "ɐ" has 2 bytes, "Ɐ" 3
+    **dict.fromkeys(("lower", "lcase", "upper", "ucase"), AllowedFunction(growth=2)),  # "ɐ" has 2 bytes, "Ɐ" 3
     **dict.fromkeys(("trim", "ltrim", "rtrim", "substring", "substr", "left", "right"), _TEXT),
     **dict.fromkeys(("reverse", "strip_accents", "concat", "||"), _TEXT),
-    "split_part": Function(copies=4),
-    "translate": Function(growth=4),  # one byte may become a character of four
-    "replace": Function(literals=frozenset({1, 2})),  # `gate` derives its growth from the literals
+    "split_part": AllowedFunction(copies=4),
+    "translate": AllowedFunction(growth=4),  # one byte may become a character of four
+    "replace": AllowedFunction(literals=frozenset({1, 2})),  # `gate` derives its growth from the literals
     # JSON
-    **dict.fromkeys(("->", "json_extract"), Function(literals=_PATH, is_json=True)),
-    **dict.fromkeys(("->>", "json_extract_string"), Function(literals=_PATH)),
-    **dict.fromkeys(("json_exists", "json_type", "json_array_length"), Function(growth=0, literals=_PATH)),
+    **dict.fromkeys(("->", "json_extract"), AllowedFunction(literals=_PATH, is_json=True)),
+    **dict.fromkeys(("->>", "json_extract_string"), AllowedFunction(literals=_PATH)),
+    **dict.fromkeys(("json_exists", "json_type", "json_array_length"), AllowedFunction(growth=0, literals=_PATH)),
     "json_valid": _VALUE,
-    **dict.fromkeys(("to_json", "json_object", "json_array"), Function(is_json=True, escapes=True)),
+    **dict.fromkeys(("to_json", "json_object", "json_array"), AllowedFunction(is_json=True, escapes=True)),
     # time: on DATE and TIMESTAMP, which know no zone (UTC by convention)
     **dict.fromkeys(("epoch", "epoch_ms", "date_part", "datepart", "date_trunc", "datetrunc"), _VALUE),
     **dict.fromkeys(("date_diff", "datediff"), _VALUE),
-    "strftime": Function(growth=32),
+    "strftime": AllowedFunction(growth=32),
 }
 
 # Name in the text -> the name DuckDB gives it. Fixed-size types, and the two that carry text.

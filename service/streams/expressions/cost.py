@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from service.streams.expressions.allowed import Function
+from service.streams.expressions.allowed import AllowedFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def pick(candidates: list[Cost], others: Iterable[Cost] = ()) -> Cost:
     return over([*candidates, *others], per_byte, fixed + SMALL, is_json=is_json)
 
 
-def calling(function: Function, growth: int, arguments: list[Cost], passes: int) -> Cost:
+def calling(function: AllowedFunction, growth: int, arguments: list[Cost], passes: int) -> Cost:
     """A function over its arguments, which it reads `passes` more times than once."""
     weights = [growth * (6 if function.escapes and not cost.is_json else 1) for cost in arguments]
     per_byte = sum(weight * cost.per_byte for weight, cost in zip(weights, arguments, strict=True))

@@ -34,7 +34,7 @@ _NONE: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class SessionColumns:
     """The packed sessions of keys, key by key: `counts` and the times of the header per key, the rest per session."""
 
     counts: Int64s
@@ -82,7 +82,7 @@ class EntryCodec:
         texts = self._read_tails((entry[width:], 1) for entry in entries)
         return packed["version"] == VERSION, self._columns(packed, texts)
 
-    def pack_sessions(self, sessions: Sessions) -> pa.Array:
+    def pack_sessions(self, sessions: SessionColumns) -> pa.Array:
         """The packed sessions of keys (binary), key by key; within a key in the given order."""
         counts = sessions.counts
         ends = np.concatenate([[0], np.cumsum(counts)])
@@ -106,7 +106,7 @@ class EntryCodec:
         tails = [b"".join(part) for part in _grouped(self._tails(sessions.columns), counts)]
         return pa.array([head + tail for head, tail in zip(packed.to_pylist(), tails, strict=True)], pa.binary())
 
-    def unpack_sessions(self, packed: list[bytes]) -> Sessions:
+    def unpack_sessions(self, packed: list[bytes]) -> SessionColumns:
         """The inverse of `pack_sessions`, writable; an empty value is a key without any."""
         nothing = np.zeros(1, HEADER)
         nothing["timer"], nothing["cold_end"] = NO_TIME, NO_END
@@ -119,7 +119,7 @@ class EntryCodec:
         is_header = _spans(np.cumsum(lengths) - lengths, HEADER.itemsize, len(data))
         return self._sessions(data[is_header].view(HEADER), data[~is_header].view(self._row), [])
 
-    def _unpack_with_texts(self, packed: list[bytes]) -> Sessions:
+    def _unpack_with_texts(self, packed: list[bytes]) -> SessionColumns:
         headers = np.frombuffer(b"".join([value[: HEADER.itemsize] for value in packed]), HEADER)
         counts = headers["count"].tolist()
         ends = [HEADER.itemsize + count * self._row.itemsize for count in counts]
@@ -127,8 +127,8 @@ class EntryCodec:
         tails = ((value[end:], count) for value, end, count in zip(packed, ends, counts, strict=True))
         return self._sessions(headers, np.frombuffer(rows, self._row), self._read_tails(tails))
 
-    def _sessions(self, headers: Column, rows: Column, texts: list[Column]) -> Sessions:
-        return Sessions(
+    def _sessions(self, headers: Column, rows: Column, texts: list[Column]) -> SessionColumns:
+        return SessionColumns(
             counts=headers["count"].astype(np.int64),
             timers=headers["timer"].astype(np.int64),
             cold_ends=headers["cold_end"].astype(np.int64),

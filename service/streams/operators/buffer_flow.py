@@ -32,7 +32,7 @@ _NOTHING = np.zeros(1, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class BufferFeed:
     """Updates row by row: whose they are (`keys`: null where it can not be stored), the buffer time that each would
     begin with, stream time with it, the bytes that it counts for. There may be one row more than there are records:
     stream time moves on without one.
@@ -49,11 +49,11 @@ class Feed:
         who = Who(keyed.keys, keyed.rows.column("window_start"), keyed.rows.column("window_end"))
         return cls(who, times, keyed.running, _sizes(keyed.rows))
 
-    def and_then(self, time: int) -> Feed:
+    def and_then(self, time: int) -> BufferFeed:
         """The same, and then stream time moves on to `time`."""
         nobody = Who(pa.nulls(1, pa.binary()), pa.nulls(1, pa.int64()), pa.nulls(1, pa.int64()))
         times, running = np.append(self.times, time), np.append(self.running, time)
-        return Feed(self.who.and_then(nobody), times, running, np.append(self.sizes, 0))
+        return BufferFeed(self.who.and_then(nobody), times, running, np.append(self.sizes, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Flow:
         """The last row that was fed, where more has to leave than was loaded: nothing may come before that does."""
         return None if self.stop[0] == _NOT_STOPPED else int(self.stop[0])
 
-    def run(self, feed: Feed, due: Int64s, bounds: Int64s, *, may_emit_early: bool) -> int:
+    def run(self, feed: BufferFeed, due: Int64s, bounds: Int64s, *, may_emit_early: bool) -> int:
         """Feed the rows: how many entries left, or why the kernel stopped."""
         code = kernel.suppress(
             self.ids,
@@ -216,7 +216,7 @@ class Flow:
 
 
 def load(
-    feed: Feed, last_due: int, state: StateReader, *, beyond: int = 0, at_once: int = _ALL, is_session: bool
+    feed: BufferFeed, last_due: int, state: StateReader, *, beyond: int = 0, at_once: int = _ALL, is_session: bool
 ) -> Flow:
     """The entries that are fed, those with a buffer time up to `last_due`, or as many as have about `at_once` bytes;
     and, if that is all of them, `beyond` more.

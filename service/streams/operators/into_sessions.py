@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from service.streams.kernels import sessions as kernel
 from service.streams.layouts import store_keys
-from service.streams.layouts.entries import NO_END, NO_TIME, Column, Sessions
+from service.streams.layouts.entries import NO_END, NO_TIME, Column, SessionColumns
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
     NO_SLOTS,
@@ -115,7 +115,7 @@ class IntoSessions:
         return store_keys.HOT + key
 
     def _cold(
-        self, feed: Feed, keys: Keys, ids: Int32s, hot: Sessions, was_close: int, close: int, state: StateReader
+        self, feed: Feed, keys: Keys, ids: Int32s, hot: SessionColumns, was_close: int, close: int, state: StateReader
     ) -> _Cold:
         """Sessions that are not packed, where a record can reach them or they are to be emitted now."""
         found_keys, places, values = [], [], []
@@ -134,7 +134,7 @@ class IntoSessions:
         _, columns = self._aggregates.codec.unpack(values)
         return _Cold(np.array(found_keys, np.int64), times[:, 1], times[:, 0], columns)
 
-    def _reach(self, feed: Feed, ids: Int32s, hot: Sessions, was_close: int, close: int) -> Int64s:
+    def _reach(self, feed: Feed, ids: Int32s, hot: SessionColumns, was_close: int, close: int) -> Int64s:
         """Per key the lowest end that matters."""
         lows = np.full(len(hot.counts), NO_TIME)
         reached, first, _ = spans(ids, feed.timestamps)
@@ -144,7 +144,7 @@ class IntoSessions:
         reach: Int64s = np.maximum(lows, max(was_close, 0))
         return reach
 
-    def _timers(self, hot: Sessions, settled: _Settled, close: int) -> Int64s:
+    def _timers(self, hot: SessionColumns, settled: _Settled, close: int) -> Int64s:
         """When each key is to be looked at next."""
         if not self._is_final:
             return np.full(len(hot.timers), NO_TIME)
@@ -176,7 +176,7 @@ class _Stored:
     `begins`, `lengths`: per key its part of `order`.
     """
 
-    hot: Sessions
+    hot: SessionColumns
     keys: Int32s
     starts: Int64s
     ends: Int64s
@@ -187,7 +187,7 @@ class _Stored:
     order: Int32s
 
     @classmethod
-    def of(cls, hot: Sessions, cold: _Cold, coming: Int64s) -> _Stored:
+    def of(cls, hot: SessionColumns, cold: _Cold, coming: Int64s) -> _Stored:
         """`coming`: records per key."""
         count = len(hot.counts)
         keys = np.concatenate([cold.keys, np.repeat(np.arange(count), hot.counts)])
@@ -343,7 +343,7 @@ class _Writer:
         gone = np.flatnonzero(is_touched & is_empty & self.was_there)
         slots = self._hot_slots(written)
         packed = self.aggregates.codec.pack_sessions(
-            Sessions(
+            SessionColumns(
                 counts=settled.hot_counts[written],
                 timers=self.timers[written],
                 cold_ends=settled.cold_ends[written],

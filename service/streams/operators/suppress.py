@@ -21,7 +21,7 @@ from service.streams.errors import Problem, SuppressionFull
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import suppress as kernel
 from service.streams.layouts import store_keys
-from service.streams.operators.buffer_flow import Feed, Flow, load
+from service.streams.operators.buffer_flow import BufferFeed, Flow, load
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
@@ -29,7 +29,7 @@ from service.streams.operators.keyed import Keyed
 from service.streams.operators.step import OnError, Rest, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.records import TASK_SCHEMA, StateReader, StoreSpec, empty
-from service.streams.samples import LATENESS, Count, Level, Measure, Spread
+from service.streams.samples import LATENESS, CountSample, Level, Measure, Spread
 from service.streams.stores.families import Buffer
 from service.streams.stores.reading import Form
 
@@ -105,7 +105,7 @@ class SuppressSpec(StatefulSpec):
             average="Records in the buffer, on average over its changes",
             most="Records in the buffer when it was fullest",
         ),
-        Count("emitted", "suppression_emit", "Records that suppress let go"),
+        CountSample("emitted", "suppression_emit", "Records that suppress let go"),
         Spread(
             reading="overtime_ms",
             name="intermediate_result_suppression_overtime_ms",
@@ -240,11 +240,11 @@ class Suppress:
         measured = {**keyed.lateness, **flow.measures(is_said)}
         return Step(forward, flow.changes(keyed, now), keyed.dropped, measured)
 
-    def _feed(self, keyed: Keyed) -> Feed:
+    def _feed(self, keyed: Keyed) -> BufferFeed:
         times = keyed.rows.column("window_end" if self.is_final else "timestamp")
-        return Feed.of(keyed, times.to_numpy())
+        return BufferFeed.of(keyed, times.to_numpy())
 
-    def _flow(self, feed: Feed, state: StateReader, rows: pa.RecordBatch) -> Flow:
+    def _flow(self, feed: BufferFeed, state: StateReader, rows: pa.RecordBatch) -> Flow:
         """Run the kernel. Where bounds could evict entries that are not loaded, load more and run again."""
         due = feed.running - self.wait_ms
         beyond = _FIRST_HEADS if self.buffer.is_bounded and self.buffer.may_emit_early else 0

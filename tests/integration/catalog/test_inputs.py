@@ -14,7 +14,7 @@ from service.catalog.engine import Catalog
 from service.catalog.inputs import pack, unpack
 from service.catalog.tables import JobRow, JobStreamRow, StreamRow, TaskInputRow, TaskRow
 from service.protocol import Move
-from service.streams.inputs import Position
+from service.streams.inputs import InputPosition
 from tests.integration.catalog.world import (
     SlotDouble,
     age_segments,
@@ -29,8 +29,8 @@ from tests.integration.catalog.world import (
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@given(st.lists(st.builds(Position, INT64, INT64)))
-def test_packed_positions_come_back(positions: list[Position]) -> None:
+@given(st.lists(st.builds(InputPosition, INT64, INT64)))
+def test_packed_positions_come_back(positions: list[InputPosition]) -> None:
     assert unpack(pack(positions)) == positions
     assert len(pack(positions)) == 16 * len(positions)
 
@@ -53,7 +53,7 @@ def add_input(s: Session, job_id: str, stream_id: str) -> None:
     (task,) = s.query(TaskRow).filter_by(job_id=job_id)
     s.add(JobStreamRow(job_id=job_id, stream_id=stream_id, role="source"))
     s.add(TaskInputRow(task_id=task.id, number=1, stream_id=stream_id, partition=0))
-    task.positions = pack([*unpack(task.positions), Position(0)])
+    task.positions = pack([*unpack(task.positions), InputPosition(0)])
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from sqlalchemy import Engine, MetaData, inspect
 
 from service.catalog.engine import Catalog, downgrade, upgrade
 from service.catalog.inputs import unpack
-from service.catalog.tables import Table
+from service.catalog.tables import CatalogTable
 from tests.integration.catalog.looking import engine_of
 
 
 def differences(engine: Engine) -> list[object]:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        return list(compare_metadata(context, Table.metadata))
+        return list(compare_metadata(context, CatalogTable.metadata))
 
 
 def test_the_migrated_schema_is_the_one_of_the_tables(database_url: str) -> None:

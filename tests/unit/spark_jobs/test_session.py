@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from spark_jobs import session
-from spark_jobs.client import Place
+from spark_jobs.client import SlotPlace
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,10 @@ def test_no_setting_that_anybody_may_see_is_a_secret() -> None:
 
 
 def test_what_travels_with_a_slot_holds_no_secret() -> None:
-    assert {field.name for field in fields(Place)} == {"api_url", "instance_id", "storage_uri", "replica_dir", "job_id"}
+    assert {field.name for field in fields(SlotPlace)} == {
+        "api_url",
+        "instance_id",
+        "storage_uri",
+        "replica_dir",
+        "job_id",
+    }

@@ -14,7 +14,7 @@ from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import clock, inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged, SuppressionFull
-from service.streams.inputs import Batch, Input, Part, Position, Unread
+from service.streams.inputs import Batch, Input, InputPosition, Part, Unread
 from service.streams.partitioner import murmur2
 from service.streams.records import OFFSET_FIELD, Chunk, Published, as_records
 from service.streams.topology import graph
@@ -109,7 +109,7 @@ def run(
 def clicks(records: Sequence[Json], start: int) -> Batch:
     """Records of `clicks` from an offset on."""
     part = Part(as_records(rows_of(records)), start)
-    return inputs.batch_of([Unread(Input("clicks", 0), Position(start), start + len(records), [part])])
+    return inputs.batch_of([Unread(Input("clicks", 0), InputPosition(start), start + len(records), [part])])
 
 
 def batch(*records: Json) -> Batch:

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from service.streams import inputs
-from service.streams.inputs import NO_CAUSE, Input, Origins, Part, Position, Unread, batch_of, codes, word_of
+from service.streams.inputs import NO_CAUSE, Input, InputPosition, Origins, Part, Unread, batch_of, codes, word_of
 from tests.task import rows_of
 
 ONE, OTHER = Input("one", 0), Input("other", 3)
@@ -20,7 +20,7 @@ def part(offsets, *times):
 
 
 def unread(which, start, end, *parts, frontier=-1):
-    return Unread(which, Position(start, frontier), end, parts)
+    return Unread(which, InputPosition(start, frontier), end, parts)
 
 
 def origins(batch):
@@ -41,23 +41,23 @@ def test_rows_of_consecutive_chunks_know_their_offsets():
 def test_gaps_between_chunks_and_within_a_sparse_one_are_passed():
     batch = batch_of([unread(ONE, 5, 90, part(5, 1, 2), part([10, 11, 30], 3, 4, 5), part(80, 6))])
     assert [offset for _, offset in offsets(batch)] == [5, 6, 10, 11, 30, 80]
-    assert batch.positions(0) == [Position(5, -1)]
-    assert batch.positions(2) == [Position(10, 2)]
-    assert batch.positions(4) == [Position(30, 4)]
-    assert batch.positions(6) == [Position(90, 6)]
+    assert batch.positions(0) == [InputPosition(5, -1)]
+    assert batch.positions(2) == [InputPosition(10, 2)]
+    assert batch.positions(4) == [InputPosition(30, 4)]
+    assert batch.positions(6) == [InputPosition(90, 6)]
 
 
 def test_a_batch_without_records_moves_its_input_to_the_end():
     batch = batch_of([unread(ONE, 5, 9, frontier=7)])
-    assert (batch.rows.num_rows, batch.positions(0)) == (0, [Position(9, 7)])
+    assert (batch.rows.num_rows, batch.positions(0)) == (0, [InputPosition(9, 7)])
 
 
 def test_skipped_records_are_left_out_and_passed_and_others_keep_their_ordinals():
     batch = batch_of([unread(ONE, 0, 4, part(0, 1, 2, 3, 4))], [(0, 1), (0, 3), (0, 99)])
     assert batch.rows.column("ordinal").to_pylist() == [0, 2]
     assert [offset for _, offset in offsets(batch)] == [0, 2]
-    assert batch.positions(1) == [Position(2, 1)]
-    assert batch.positions(2) == [Position(4, 3)]
+    assert batch.positions(1) == [InputPosition(2, 1)]
+    assert batch.positions(2) == [InputPosition(4, 3)]
 
 
 def test_a_skip_concerns_one_input():
@@ -68,7 +68,7 @@ def test_a_skip_concerns_one_input():
 def test_the_rest_of_a_batch_knows_where_it_begins():
     batch = batch_of([unread(ONE, 5, 9, part(5, 3, 9, 1, 2))]).rest(2)
     assert [offset for _, offset in offsets(batch)] == [7, 8]
-    assert (batch.starts, batch.positions(1)) == ([Position(7, 9)], [Position(8, 9)])
+    assert (batch.starts, batch.positions(1)) == ([InputPosition(7, 9)], [InputPosition(8, 9)])
 
 
 def test_inputs_are_aligned_by_the_time_each_has_reached_then_by_number_then_by_offset():
@@ -91,9 +91,9 @@ def test_inputs_are_aligned_by_the_time_each_has_reached_then_by_number_then_by_
 def test_positions_of_several_inputs_are_a_vector():
     batch = batch_of([unread(ONE, 0, 4, part(0, 5, 3, 8, 9)), unread(OTHER, 7, 20, part([7, 9, 11], 1, 5, 6))])
     assert [batch.positions(taken) for taken in (0, 2, 7)] == [
-        [Position(0, -1), Position(7, -1)],
-        [Position(1, 5), Position(9, 1)],
-        [Position(4, 9), Position(20, 6)],
+        [InputPosition(0, -1), InputPosition(7, -1)],
+        [InputPosition(1, 5), InputPosition(9, 1)],
+        [InputPosition(4, 9), InputPosition(20, 6)],
     ]
 
 

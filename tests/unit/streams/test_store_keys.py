@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from service.storage import expiry
 from service.streams.layouts import reserved, store_keys
 from service.streams.layouts.changelog import changelog_of
-from service.streams.layouts.entries import NO_END, NO_TIME, EntryCodec, Sessions
+from service.streams.layouts.entries import NO_END, NO_TIME, EntryCodec, SessionColumns
 from service.streams.layouts.expiry import NEVER, expires_after
 from service.streams.records import StoreSpec
 
@@ -127,7 +127,7 @@ def test_packed_sessions_are_read_back(groups, has_texts):
     width = len(TYPES) if has_texts else 3
     flat = [row for rows in groups for row in rows]
     counts = np.array([len(rows) for rows in groups], np.int64)
-    sessions = Sessions(
+    sessions = SessionColumns(
         counts=counts,
         timers=np.arange(len(groups), dtype=np.int64),
         cold_ends=np.full(len(groups), NO_END, np.int64),
@@ -158,8 +158,8 @@ def spec(interval_ms, kind="aggregate"):
 def test_sessions_live_by_their_end_windows_by_their_start_and_packed_ones_by_the_last():
     form = store_keys.ordered_one(b"a")
     none = np.empty(0, np.int64)
-    packed = Sessions(np.array([2]), np.array([9]), np.array([NO_END]), np.array([1, 8]), np.array([3, 9]), [])
-    empty = Sessions(np.array([0]), np.array([9]), np.array([40]), none, none, [])
+    packed = SessionColumns(np.array([2]), np.array([9]), np.array([NO_END]), np.array([1, 8]), np.array([3, 9]), [])
+    empty = SessionColumns(np.array([0]), np.array([9]), np.array([40]), none, none, [])
     entries = {
         store_keys.HOT + form: EntryCodec([]).pack_sessions(packed)[0].as_py(),
         store_keys.HOT + form + b"\0": EntryCodec([]).pack_sessions(empty)[0].as_py(),
@@ -178,7 +178,7 @@ def test_sessions_live_by_their_end_windows_by_their_start_and_packed_ones_by_th
 def test_only_entries_without_a_time_in_their_key_are_read_to_know_whether_they_are_over():
     form = store_keys.ordered_one(b"a")
     timed = [store_keys.session_key(form, 20, 1), store_keys.window_key(form, 30)]
-    packed = Sessions(np.array([1]), np.array([9]), np.array([NO_END]), np.array([1]), np.array([900]), [])
+    packed = SessionColumns(np.array([1]), np.array([9]), np.array([NO_END]), np.array([1]), np.array([900]), [])
     hot = {store_keys.HOT + form: EntryCodec([]).pack_sessions(packed)[0].as_py()}
     asked = []
 

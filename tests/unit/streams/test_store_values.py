@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams.layouts.entries import NO_END, NO_TIME, Sessions
+from service.streams.layouts.entries import NO_END, NO_TIME, SessionColumns
 from service.streams.operators import stored_results
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
@@ -54,7 +54,7 @@ def test_packed_sessions_read_as_many_do(data: st.DataObject, counts: list[int])
     total = sum(counts)
     columns = [column(data, kind, total) for kind in codec.types]
     starts = np.arange(total) * 10
-    sessions = Sessions(
+    sessions = SessionColumns(
         np.array(counts), np.full(len(counts), NO_TIME), np.full(len(counts), NO_END), starts, starts + 5, columns
     )
     packed = codec.pack_sessions(sessions).to_pylist()
