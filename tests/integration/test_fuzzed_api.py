@@ -50,10 +50,11 @@ PHASE = {"extra-data-sources": {"responses": False}}
 def fuzzed(tmp_path: Path, database_url: str) -> Iterator[World]:
     # Thousands of requests: what goes as it should is no news.
     processors = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    before = structlog.get_config()
     structlog.configure(processors, wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with world(tmp_path, database_url) as made:
         yield made
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 @schemathesis.hook
@@ -86,7 +87,7 @@ def _config(world: World) -> schemathesis.Config:
             "headers": {"Authorization": f"Bearer {world.service.secrets['admin']}"},
             "continue-on-failure": True,
             "checks": {"enabled": False} | {name: {"enabled": True} | how for name, how in CHECKS.items()},
-            "generation": {"max-examples": EXAMPLES or 15, "deterministic": not EXAMPLES},
+            "generation": {"max-examples": EXAMPLES or 6, "deterministic": not EXAMPLES},
             "phases": {"examples": PHASE, "coverage": PHASE, "fuzzing": PHASE, "stateful": {"max-steps": 4}},
         }
     )

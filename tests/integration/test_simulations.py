@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,11 +65,19 @@ class Simulating:
 
 
 @pytest.fixture(scope="module")
-def tight() -> Iterator[Simulating]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where these simulations, and no others of this machine, keep what they keep meanwhile."""
+    return tmp_path_factory.mktemp("simulations")
+
+
+@pytest.fixture(scope="module")
+def tight(folder: Path) -> Iterator[Simulating]:
     """Simulations that may take little."""
-    simulating = Simulating(TIGHT)
-    yield simulating
-    simulating.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", str(folder))
+        simulating = Simulating(TIGHT)
+        yield simulating
+        simulating.close()
 
 
 def is_well(simulating: Simulating) -> bool:
@@ -93,11 +100,11 @@ def test_one_that_takes_too_much_is_ended_and_the_next_is_answered(tight: Simula
     assert is_well(tight)
 
 
-def test_nothing_is_left_of_it(tight: Simulating) -> None:
+def test_nothing_is_left_of_it(tight: Simulating, folder: Path) -> None:
     tight.run(hopping(1_600, 600))
     assert is_well(tight)
     assert tight.forkserver().children() == []
-    assert list(Path(tempfile.gettempdir()).glob("millrace-simulate-*")) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_few_run_at_once_and_the_others_are_refused(tight: Simulating, monkeypatch: pytest.MonkeyPatch) -> None:

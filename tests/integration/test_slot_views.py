@@ -78,7 +78,7 @@ class World:
 def world_on(folder: Path, migrated_sqlite: bytes, redis_url: str) -> Iterator[World]:
     (folder / "catalog.db").write_bytes(migrated_sqlite)
     database = f"sqlite:///{folder}/catalog.db"
-    with serving(folder, database, redis_url=redis_url, lease_ms=3000) as service, ExitStack() as opened:
+    with serving(folder, database, redis_url=redis_url, lease_ms=6_000) as service, ExitStack() as opened:
         world, is_over = World(service, folder, opened), threading.Event()
         driver = threading.Thread(target=world.stay, args=(is_over,))
         driver.start()
