@@ -92,7 +92,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class CountSample:
+class Count:
     """A whole number under `reading` that adds up."""
 
     reading: str

@@ -189,7 +189,7 @@ class Function(Protocol):
 def function_of(spec: FunctionSpec) -> Function:
     """The function of a specification."""
     if spec.fn == "count":
-        return Count()
+        return CountOfRecords()
     if spec.fn == "custom":
         return Custom(spec.aggregator or "", is_given=spec.of is not None)
     kind = admitted(spec.of or "").type_of()
@@ -225,7 +225,7 @@ class _Numeric:
         return self.texts([np.array([value]) for value in row])[0].as_py() or "null"
 
 
-class Count(_Numeric):
+class CountOfRecords(_Numeric):
     """How many records."""
 
     types: tuple[str, ...] = ("<i8",)

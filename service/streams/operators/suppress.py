@@ -29,7 +29,7 @@ from service.streams.operators.keyed import Keyed
 from service.streams.operators.step import OnError, Rest, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.records import TASK_SCHEMA, StateReader, StoreSpec, empty
-from service.streams.samples import LATENESS, CountSample, Level, Measure, Spread
+from service.streams.samples import LATENESS, Count, Level, Measure, Spread
 from service.streams.stores.families import Buffer
 from service.streams.stores.reading import Form
 
@@ -105,7 +105,7 @@ class SuppressSpec(StatefulSpec):
             average="Records in the buffer, on average over its changes",
             most="Records in the buffer when it was fullest",
         ),
-        CountSample("emitted", "suppression_emit", "Records that suppress let go"),
+        Count("emitted", "suppression_emit", "Records that suppress let go"),
         Spread(
             reading="overtime_ms",
             name="intermediate_result_suppression_overtime_ms",
