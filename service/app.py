@@ -23,6 +23,7 @@ from service.api import (
     jobs,
     lookups,
     reads,
+    replays,
     stores,
     streams,
     tokens,
@@ -113,7 +114,20 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=document.operation_id,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
-    for part in (stores, lookups, streams, appends, reads, jobs, job_metrics, aggregators, instances, tokens, health):
+    for part in (
+        stores,
+        lookups,
+        streams,
+        appends,
+        reads,
+        jobs,
+        replays,
+        job_metrics,
+        aggregators,
+        instances,
+        tokens,
+        health,
+    ):
         app.include_router(part.router)
     problems.install(app)
     document.install(app)

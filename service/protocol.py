@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.streams.records import Chunk, ChunkMeta, Count, Id, Int32, Int64, Published
+from service.streams.topology.replays import Wanted
 
 MAX_WAIT_MS = 10_000  # of a long poll
 
@@ -145,8 +146,8 @@ class Counters(TypedDict, total=False):
 
 
 class TaskCommit(msgspec.Struct, frozen=True):
-    """One batch of one task: inputs or stream time moved, segments to publish. Repeated under the same id it gets the
-    first answer.
+    """One batch of one task: inputs, stream time or a replay moved, segments to publish. Repeated under the same
+    id it gets the first answer.
     """
 
     commit_id: Id
@@ -156,6 +157,7 @@ class TaskCommit(msgspec.Struct, frozen=True):
     positions: list[Move]
     segments: list[WrittenSegment] = []
     advance: Advanced | None = None
+    replayed: Move | None = None
     counters: Counters = {}
     stream_time: Int64 = -1
     applied: dict[str, Count] = {}
@@ -276,11 +278,22 @@ class InputRange(msgspec.Struct, frozen=True):
     chunks: list[Chunk]
 
 
+class KeptRange(msgspec.Struct, frozen=True):
+    """Dropped records of the task's partition to take in again, and which of them; the number of this input is the one
+    behind all others.
+    """
+
+    stream_id: str
+    range: InputRange
+    wanted: Wanted
+
+
 class AssignedTask(msgspec.Struct, frozen=True):
     """A task of a slot as the catalog sees it now.
 
     `work`: one range an input that has something, in the order of the inputs; `advance`: why the task shall close what
-    is open, instead of working; `changelogs`: store → end offset; `skips`: (input, offset) of records to pass over.
+    is open, instead of working; `replay`: what of its dropped records comes before either; `changelogs`: store → end
+    offset; `skips`: (input, offset) of records to pass over.
     """
 
     task: str
@@ -293,13 +306,14 @@ class AssignedTask(msgspec.Struct, frozen=True):
     inputs: list[InputHead] = []
     work: list[InputRange] = []
     advance: AdvanceReason | None = None
+    replay: KeptRange | None = None
     changelogs: dict[str, int] = {}
     skips: list[tuple[int, int]] = []
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to do."""
-        return bool(self.work) or self.advance is not None
+        return bool(self.work) or self.advance is not None or self.replay is not None
 
 
 class PollAnswer(msgspec.Struct, frozen=True):

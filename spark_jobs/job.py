@@ -18,7 +18,7 @@ from spark_jobs.follow import Copies, FindChunks
 from spark_jobs.memory import Footprint
 from spark_jobs.stores import JobStores
 from spark_jobs.tasks import StreamTask
-from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, read_batch
+from spark_jobs.work import Advance, GoOn, Outcome, Replay, Restore, Routes, Run, TaskRunner, read_batch, read_kept
 
 
 class SlotJob:
@@ -68,6 +68,13 @@ class SlotJob:
                 self._footprint.note(batch.rows.nbytes)
                 with task.states() as states:
                     outcome = self._runner(task).run(batch, states)
+                task.note_run(outcome.cut_after)
+                return outcome
+            case Replay(given):
+                kept = read_kept(self._storage, task.assigned, given)
+                self._footprint.note(kept.rows.nbytes)
+                with task.states() as states:
+                    outcome = self._runner(task).replay(kept, given, states)
                 task.note_run(outcome.cut_after)
                 return outcome
             case GoOn():

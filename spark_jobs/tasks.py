@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from service.protocol import AssignedTask, HeldTask, StoreRef
+from service.protocol import AssignedTask, HeldTask, InputRange, StoreRef
 from service.storage.replica import Replica
 from service.streams.records import StateReader
 from service.streams.topology.chain import Chain
@@ -45,6 +45,11 @@ class StreamTask:
     def work(self) -> Work | None:
         """What it does next."""
         return next_work(self.assigned, is_restored=self.is_restored, has_backlog=self.has_backlog, most=self.most)
+
+    @property
+    def ranges(self) -> list[InputRange]:
+        """What it is to read: of what it dropped, where that comes first, or of its inputs."""
+        return self.assigned.work if self.assigned.replay is None else [self.assigned.replay.range]
 
     @property
     def is_restored(self) -> bool:
@@ -100,7 +105,7 @@ class StreamTask:
 
     def note_run(self, cut_after: int | None) -> None:
         """A batch was run, and cut behind so many records (None: not at all)."""
-        self.most = most_after(self.most, self.assigned.work, cut_after)
+        self.most = most_after(self.most, self.ranges, cut_after)
 
     @contextmanager
     def states(self) -> Iterator[dict[str, StateReader]]:

@@ -6,6 +6,7 @@ so any work can be done and tested anywhere.
 
 Restore   the replicas are behind their changelogs: nothing else is possible
 GoOn      operators still have output of what they have read: it comes before anything new
+Replay    records that were dropped and kept, to take in again
 Run       records to read, a range an input
 Advance   close what is open without a record: move stream time
 """
@@ -28,6 +29,7 @@ from service.protocol import (
     AssignedTask,
     Counters,
     InputRange,
+    KeptRange,
     Move,
     SpreadFigures,
     StoreRef,
@@ -43,6 +45,7 @@ from service.streams.partitioner import sink_partition_of
 from service.streams.records import StateReader
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.dropped import counted, kept
+from service.streams.topology.replays import select_kept
 
 MAX_BATCH_BYTES: Final = 192 << 20  # of decoded records: what a slot holds at once, however many were asked for
 LEAST_AFTER_CUT: Final = 1000  # records that are read where a batch was cut to less
@@ -76,7 +79,14 @@ class Advance:
     reason: AdvanceReason
 
 
-Work = Restore | GoOn | Run | Advance
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Run the operators over what they dropped before; inputs stay."""
+
+    given: KeptRange
+
+
+Work = Restore | GoOn | Replay | Run | Advance
 
 
 def next_work(assigned: AssignedTask, *, is_restored: bool, has_backlog: bool, most: int | None) -> Work | None:
@@ -85,6 +95,9 @@ def next_work(assigned: AssignedTask, *, is_restored: bool, has_backlog: bool, m
         return Restore()
     if has_backlog:
         return GoOn()
+    if assigned.replay is not None:
+        given = assigned.replay.range if most is None else at_most(assigned.replay.range, most)
+        return Replay(msgspec.structs.replace(assigned.replay, range=given))
     if assigned.work:
         return Run(assigned.work if most is None else [at_most(each, most) for each in assigned.work])
     return None if assigned.advance is None else Advance(assigned.advance)
@@ -123,6 +136,17 @@ def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
         parts, end = _read_range(storage, given, MAX_BATCH_BYTES // len(run.ranges))
         unread[given.input] = replace(unread[given.input], end=end, parts=parts)
     return batch_of(unread, assigned.skips)
+
+
+def read_kept(storage: Storage, assigned: AssignedTask, given: KeptRange) -> Batch:
+    """Dropped records as they were kept, as a batch of the task's last input, or as much of their beginning as memory
+    allows. Raises as `read_batch`.
+    """
+    heads = zip(_inputs(assigned), assigned.inputs, strict=True)
+    unread = [Unread(each, InputPosition(head.position, head.frontier), head.position, []) for each, head in heads]
+    parts, end = _read_range(storage, given.range, MAX_BATCH_BYTES)
+    source = Input(given.stream_id, assigned.partition)
+    return batch_of([*unread, Unread(source, InputPosition(given.range.start), end, parts)], assigned.skips)
 
 
 def _read_range(storage: Storage, given: InputRange, max_bytes: int) -> tuple[list[Part], int]:
@@ -197,11 +221,24 @@ class TaskRunner:
         outcome = self._outcome(result, started_s, positions=moves)
         return replace(outcome, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
 
-    def _run_up_to_failure(self, batch: Batch, states: States) -> ChainResult:
+    def replay(self, kept: Batch, given: KeptRange, states: States) -> Outcome:
+        """Take in again what operators dropped, from there on: the first records, as far as one operator dropped them.
+
+        What is not wanted is passed over. Otherwise as `run`.
+        """
+        started_s = time.perf_counter()
+        chosen = select_kept(kept, given.wanted, self.chain.names)
+        if chosen.operator is None:
+            return Outcome(self._commit(clock.NOT_STARTED, replayed=_replay_move(given, chosen.batch, 0)))
+        result = self._run_up_to_failure(chosen.first, states, chosen.operator)
+        outcome = self._outcome(result, started_s, replayed=_replay_move(given, chosen.batch, result.taken))
+        return replace(outcome, cut_after=result.taken if result.taken < chosen.batch.rows.num_rows else None)
+
+    def _run_up_to_failure(self, batch: Batch, states: States, operator: str | None = None) -> ChainResult:
         """A failing record holds back nothing that came before it: its own batch begins with it."""
         while True:
             try:
-                return self.chain.run(batch, states)
+                return self.chain.run(batch, states, operator)
             except SuppressionFull:
                 raise  # the figures are those of the batch that was too much, and it stays uncommitted
             except OperatorFailed as error:
@@ -226,7 +263,9 @@ class TaskRunner:
 
     def _no_rows(self) -> Origins:
         """Of no rows: what waits in stores says where in the task's inputs it comes from."""
-        return Origins.none(_inputs(self.assigned), self.assigned.skips)
+        dropped = self.routes.streams.get(self.chain.dropped or "")
+        replays = [] if dropped is None else [Input(dropped.id, self.assigned.partition)]
+        return Origins.none([*_inputs(self.assigned), *replays], self.assigned.skips)
 
     def _outcome(
         self,
@@ -235,6 +274,7 @@ class TaskRunner:
         *,
         positions: Sequence[Move] = (),
         advance: Advanced | None = None,
+        replayed: Move | None = None,
     ) -> Outcome:
         """The operators' results as a segment and a commit."""
         outputs = list(self._outputs(result))
@@ -252,7 +292,9 @@ class TaskRunner:
         }
         if advance is not None:
             counters["advances"] = {advance.reason: 1}
-        commit = self._commit(result.stream_time, positions=positions, advance=advance, counters=counters)
+        commit = self._commit(
+            result.stream_time, positions=positions, advance=advance, replayed=replayed, counters=counters
+        )
         return Outcome(commit, segments, {name: len(outputs) + n for n, name in enumerate(result.changes)})
 
     def _commit(
@@ -261,6 +303,7 @@ class TaskRunner:
         *,
         positions: Sequence[Move] = (),
         advance: Advanced | None = None,
+        replayed: Move | None = None,
         counters: Counters | None = None,
     ) -> TaskCommit:
         return TaskCommit(
@@ -270,6 +313,7 @@ class TaskRunner:
             version=self.assigned.version,
             positions=list(positions),
             advance=advance,
+            replayed=replayed,
             counters=counters or {},
             stream_time=stream_time,
         )
@@ -280,6 +324,11 @@ class TaskRunner:
             sink = self.routes.streams[name]
             for target, part in _by_partition(records, sink.partitions, self.assigned.partition):
                 yield sink.id, target, part
+
+
+def _replay_move(given: KeptRange, batch: Batch, taken: int) -> Move:
+    """How far a replay is once so many rows are taken."""
+    return Move(given.range.input, given.range.start, batch.positions(taken)[-1].offset)
 
 
 def _by_partition(records: pa.RecordBatch, count: int, own: int) -> Iterator[tuple[int, pa.RecordBatch]]:

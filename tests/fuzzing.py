@@ -50,6 +50,7 @@ BODIES = {  # what an example of a body without one of its own says
     "CommitRequest": ("commits",),
     "FailRequest": ("task", "epoch", "error"),
     "SkipRequest": ("partition", "offset"),
+    "ReplayRequest": ("operator", "reason"),
     "BatchRequest": ("keys",),
 }
 EXPRESSIONS = [
@@ -167,6 +168,8 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "operators": [OPERATORS["once"]]})
         if name != "passing":
             http.post(f"/v1/jobs/{name}:stop").raise_for_status()
+    keeping = {"name": "keeping", "source": "clicks", "operators": [OPERATORS["once"]], "keep_dropped": True}
+    _ask(http, "/v1/jobs", keeping)
     for name in "resting", "unused":
         _ask(http, "/v1/streams", {"name": name})
     token = _ask(http, "/v1/tokens", {"role": "reader"})["id"]
@@ -174,6 +177,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         "^get ": {},
         ":fail$": failing,
         ":skip$": failed,
+        ":replay$": {"job": ["keeping"]},
         ":stop$": {"job": ["passing"]},
         ":restart$": {"job": ["stopped"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},
@@ -187,6 +191,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         "FailRequest": failing,
         "SlotRequest": {"job": joining["job_id"], "slot": [uuid4().hex]},
         "JoinRequest": {"name": ["doomed"]},
+        "ReplayRequest": {"operator": ["s"], "reason": [["late"], ["duplicate"]]},
     }
     return World(service, _lasting(http, spare, position), changing, bodies)
 

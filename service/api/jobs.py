@@ -90,6 +90,7 @@ class JobView(BaseModel):
     error: dict[str, Any] | None
     generation: int
     is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
+    is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
     stores: list[str]
     version: Annotated[int, Field(description="Rises with every change of state or specification.")]
     created_at: str
@@ -123,6 +124,9 @@ class JobTaskView(BaseModel):
     stream_time: int | None
     is_closed: Annotated[bool, Field(description="Nothing is open in its stores, as its last commit found.")]
     is_flushing: bool
+    replay: Annotated[
+        dict[str, int] | None, Field(description="How far it replays dropped records: `position`, `end`.")
+    ]
     advanced: Annotated[dict[str, Any] | None, Field(description="The last time that closing moved stream time.")]
     positions: list[JobPositionView]
 
@@ -568,6 +572,7 @@ def _view(s: Session, job: JobRow) -> dict[str, Any]:
         "error": job.error,
         "generation": job.generation,
         "is_flushing": jobs.is_flushing(s, job.id),
+        "is_replaying": jobs.is_replaying(s, job.id),
         "stores": [store.name for store in jobs.stores_of(s, job.id)],
         "version": job.etag,
         "created_at": job.created_at.isoformat(),

@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.catalog import idle_and_flush
+from service.catalog import idle_and_flush, replays
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
 from service.catalog.outputs import Outputs
@@ -108,14 +108,15 @@ class _Committing:
             at = inputs[move.input] if move.input < len(inputs) else None
             if at is None or at.position != move.start or not at.position <= move.end <= at.end:
                 return "wrong_position"
-        return self._objection_to_advance(task, commit) or self._objection_to_segments(task, commit.segments)
+        objection = self._objection_to_advance(task, commit) or replays.objection(task, commit.replayed)
+        return objection or self._objection_to_segments(task, commit.segments)
 
     def _objection_to_advance(self, task: TaskRow, commit: TaskCommit) -> str | None:
-        """A batch moves by records or advances, never both; and what allowed an advance must still be so."""
+        """A batch moves by records, replays or advances, never two; and what allowed an advance must still be so."""
+        if sum(map(bool, (commit.positions, commit.replayed, commit.advance))) > 1:
+            return "records_and_replay" if commit.advance is None else "records_and_advance"
         if commit.advance is None:
             return None
-        if commit.positions:
-            return "records_and_advance"
         if commit.advance.reason == "idle":
             return None if idle_and_flush.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
         return None if idle_and_flush.is_flush_due(task.flush_at, self._inputs[task.id]) else "not_to_flush"
@@ -150,6 +151,8 @@ class _Committing:
             self._published.add(segment.id)
         if commit.positions:
             self._move(task, commit.positions)
+        if commit.replayed is not None:
+            replays.note(task, commit.replayed)
         if commit.advance is not None:
             idle_and_flush.note(task, commit.advance, self._at_ms)
         task.version += 1

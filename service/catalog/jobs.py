@@ -62,8 +62,8 @@ def positions(s: Session, job_id: str) -> list[SourcePosition]:
 
 
 def is_caught_up(s: Session, job_id: str) -> bool:
-    """Every input is read to its end, no flush is under way, every replica has applied its changelog to its end."""
-    if any(lags(s, job_id).values()) or is_flushing(s, job_id):
+    """Every input is read to its end, no flush and no replay is under way, every replica is at its changelog's end."""
+    if any(lags(s, job_id).values()) or is_flushing(s, job_id) or is_replaying(s, job_id):
         return False
     changelogs = (
         select(ReplicaRow.state, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
@@ -85,6 +85,12 @@ def is_caught_up(s: Session, job_id: str) -> bool:
 def is_flushing(s: Session, job_id: str) -> bool:
     """Whether a flush is under way."""
     query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.flush_at.is_not(None)).limit(1)
+    return s.execute(query).first() is not None
+
+
+def is_replaying(s: Session, job_id: str) -> bool:
+    """Whether dropped records are still to be taken in again."""
+    query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.replay.is_not(None)).limit(1)
     return s.execute(query).first() is not None
 
 
@@ -117,6 +123,7 @@ def tasks_of(s: Session, job_id: str) -> list[Json]:
             "stream_time": task.stream_time,
             "is_closed": task.is_closed,
             "is_flushing": task.flush_at is not None,
+            "replay": None if task.replay is None else {name: task.replay[name] for name in ("position", "end")},
             "advanced": task.advanced,
             "counters": task.counters,
             "applied": {} if active is None else active.applied,

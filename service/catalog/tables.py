@@ -243,7 +243,8 @@ class TaskRow(CatalogTable):
 
     `positions`: how far it has read each of its inputs, packed (`service.catalog.inputs`). `is_closed`: nothing is open
     in its stores, as its last commit found; `flush_at`: the ends of its inputs, by number, when a flush was asked
-    for, until that is done; `advanced`: the last time that stream time was moved without a record.
+    for, until that is done; `advanced`: the last time that stream time was moved without a record; `replay`: the
+    dropped records that it takes in again (`service.catalog.replays`).
     """
 
     __tablename__ = "tasks"
@@ -263,6 +264,7 @@ class TaskRow(CatalogTable):
     is_closed: Mapped[bool] = mapped_column(default=True)
     flush_at: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
     advanced: Mapped[Json | None]
+    replay: Mapped[Json | None]
     updated_ms: Mapped[int]
 
 

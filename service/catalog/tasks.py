@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from service.catalog import replays
 from service.catalog.inputs import READ, TaskInput, input_of
 from service.catalog.segments import chunks_from
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
@@ -30,6 +31,7 @@ class Assigned:
     version: int
     is_closed: bool
     flush_at: list[int] | None
+    replay: Json | None
     role: Role
     state: str
     target_slot_id: str | None
@@ -72,6 +74,7 @@ _TASK = (
     TaskRow.version,
     TaskRow.is_closed,
     TaskRow.flush_at,
+    TaskRow.replay,
     ReplicaRow.role,
     ReplicaRow.state,
     ReplicaRow.target_slot_id,
@@ -143,6 +146,7 @@ def describe(
             inputs=[InputHead(at.stream_id, at.partition, at.position, at.end, at.frontier) for at in task.inputs],
             work=[] if task.id in advances else _work(s, task, max_records),
             advance=advances.get(task.id),
+            replay=replays.next_range(s, task.replay, task.partition, len(task.inputs), max_records),
             changelogs={each.store: each.end for each in changelogs.get(task.id, [])},
             skips=_skips(s, job_id, task) if has_skips else [],
         )

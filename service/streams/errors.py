@@ -31,6 +31,8 @@
     │   ├── StreamInUse
     │   ├── JobExists
     │   ├── IllegalTransition
+    │   ├── NothingKept
+    │   ├── ReplayUnderWay
     │   ├── IdempotencyInFlight
     │   ├── SegmentNotPending
     │   ├── WrongStoreType
@@ -416,6 +418,28 @@ class IllegalTransition(Conflict):
     def __init__(self, state: str, verb: str, way_out: str = "") -> None:
         self.state, self.verb = state, verb
         super().__init__(f"A job that is {state} can not {verb}" + (f": {way_out}" if way_out else ""))
+
+
+class NothingKept(Conflict):
+    """The job has no stream of dropped records."""
+
+    code = "nothing_kept"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"Job {name!r} keeps no dropped records: that needs `keep_dropped`, or `on_error: dead_letter`"
+        )
+
+
+class ReplayUnderWay(Conflict):
+    """The job replays dropped records already."""
+
+    code = "replay_under_way"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Job {name!r} replays dropped records already: ask again when it has `caught_up`")
 
 
 class IdempotencyInFlight(Conflict):

@@ -30,7 +30,7 @@ from service.streams.operators.step import Advancing, OnError, Rest, Stateful, S
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
 from service.streams.topology.complaints import complaints
-from service.streams.topology.graph import Node, Sink, SubTopology
+from service.streams.topology.graph import Node, Sink, SubTopology, gate_name
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(AnyOperator)
 _SOURCE: Final = -1  # the place in front of all operators
@@ -99,20 +99,32 @@ class Chain:
             for i, sink in enumerate(sub_topology.sinks)
         ]
 
-    def run(self, batch: Batch, states: Mapping[str, StateReader]) -> ChainResult:
+    @property
+    def names(self) -> set[str]:
+        """Of its operators, the conditions of sinks among them."""
+        gates = (gate.name for _, _, gate in self._sinks if gate is not None)
+        return {*(place.name for place in self._places), *gates}
+
+    def run(self, batch: Batch, states: Mapping[str, StateReader], operator: str | None = None) -> ChainResult:
         """A batch against the state as of its first row, or the first rows of it, at least one.
+
+        It goes in at the source; or, as it is, at an operator: those before it, and beside it, do not see it.
 
         Where an operator can not take all, the rows that it takes whole are led along the chain, and no others: then
         nothing waits anywhere. What is too much of a single row waits in the operator's store. Nothing is to be run
         before that is done (`has_backlog`). Raises OperatorFailed, which names the operator and the record.
         """
-        source = self._admitted(batch.rows)
+        source = self._admitted(batch.rows) if operator is None else batch.rows
+        place = next((i for i, each in enumerate(self._places) if each.name == operator), None)
         while True:
             passing = _Pass(self._places, states, batch.origins, source)
             with _located(batch.origins):
-                passing.lead(0)
+                if operator is None:
+                    passing.lead(0)
+                else:
+                    passing.enter(place)
                 if passing.fits is None:
-                    return self._delivered(passing)
+                    return self._delivered(passing, operator if place is None else None)
             source = source.slice(0, passing.fits)
 
     def has_backlog(self, states: Mapping[str, StateReader]) -> bool:
@@ -184,10 +196,13 @@ class Chain:
         at = TASK_SCHEMA.get_field_index("headers")
         return rows.set_column(at, TASK_SCHEMA.field(at), unsaid(rows.column(at)))
 
-    def _delivered(self, passing: _Pass) -> ChainResult:
+    def _delivered(self, passing: _Pass, only: str | None = None) -> ChainResult:
+        """What came through, in the sinks; `only`: the source goes to the sink whose condition is called so."""
         result = passing.result
         for stream, parent, gate in self._sinks:
             rows = passing.forward.get(parent, _NO_ROWS)
+            if only is not None and gate is not None and gate.name == only:
+                rows = passing.source
             if gate is not None and rows.num_rows:
                 step = gate.process(rows)
                 result.dropped.extend(step.dropped)
@@ -232,6 +247,13 @@ class _Pass:
             if parent in self.forward and self.fits is None:
                 self._take(i, self.forward[parent], self._advance if parent in self._moved else None)
 
+    def enter(self, i: int | None) -> None:
+        """The source through one operator and those behind it, no others; None: through none."""
+        self.forward = {}
+        if i is not None:
+            self._take(i, self.source, None)
+            self.lead(i + 1)
+
     def go_on(self, i: int) -> None:
         """Through one operator, with what it has still to do."""
         place, state = self._places[i], self._state(i)
@@ -271,7 +293,7 @@ class _Pass:
     def _cut(self, i: int, rest: Rest) -> Rest | None:
         """Where an operator leaves a rest: what of that has to wait, if the way does not end there."""
         before = int(np.searchsorted(self.source.column("ordinal").to_numpy(), rest.first_ordinal))
-        if i == 0 and before and rest.cause is None:
+        if i == 0 and before and rest.cause is None and _SOURCE in self.forward:
             self.source = self.forward[_SOURCE] = self.source.slice(0, before)  # nobody has had more than that
             return None
         if self.source.num_rows > 1:
@@ -339,4 +361,4 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:
     if sink.where is None:
         return None
-    return Filter(FilterSpec(op="filter", where=sink.where), f"sink-{position}", on_error, sink.upstream)
+    return Filter(FilterSpec(op="filter", where=sink.where), gate_name(position), on_error, sink.upstream)

@@ -83,6 +83,17 @@ class Topology:
         dropped = [sub_topology.dropped for sub_topology in self.sub_topologies if sub_topology.dropped is not None]
         return [*(store.changelog for store in self.stores()), *dropped]
 
+    def dropping(self) -> list[str]:
+        """The operators that may drop records, by the names that these carry, and the conditions of sinks."""
+        return [
+            name
+            for sub_topology in self.sub_topologies
+            for name in [
+                *(node.name for node in sub_topology.nodes),
+                *(gate_name(i) for i, sink in enumerate(sub_topology.sinks) if sink.where is not None),
+            ]
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able; `from_json` reads it again."""
         return asdict(self)
@@ -115,6 +126,11 @@ def compile(  # noqa: A001 - it is what it does
     dropped = _dropped(spec.name) if spec.has_dropped else None
     run = SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped, not spec.keep_dropped)
     return Topology(spec.name, [run])
+
+
+def gate_name(number: int) -> str:
+    """What the condition of a job's sink of this number is called, as an operator."""
+    return f"sink-{number}"
 
 
 def form_of(node: Node) -> Form:
