@@ -39,13 +39,13 @@ def test_a_job_is_a_spark_job_under_its_name_whose_tasks_are_its_slots(service: 
     jobs_url = f"{spark['ui']}/api/v1/applications/{spark['app_id']}/jobs?status=running"
 
     def shown() -> list[dict[str, Any]]:
-        return [each for each in httpx.get(jobs_url).json() if each.get("jobGroup") == job["id"]]
+        return [each for each in httpx.get(jobs_url, timeout=60).json() if each.get("jobGroup") == job["id"]]
 
-    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], 20, "the Spark job in the UI")
+    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], 60, "the Spark job in the UI")
     assert shown()[0]["description"] == "once"
     service.call("POST", "/v1/jobs/once:stop")
     in_state(service, "once", "stopped")
-    wait_until(lambda: not shown(), 20, "the end of the Spark job")
+    wait_until(lambda: not shown(), 60, "the end of the Spark job")
 
 
 def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: Attached) -> None:
