@@ -115,7 +115,14 @@ def test_a_packed_body_is_read(api: httpx.Client) -> None:
     assert api.post("/v1/jobs:simulate", content=body, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("body", [b"not gzip at all", gzip.compress(b"{}")[:-4], gzip.compress(b"{}") + b"more"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"not gzip at all", id="no gzip"),
+        pytest.param(gzip.compress(b"{}")[:-4], id="cut short"),
+        pytest.param(gzip.compress(b"{}") + b"more", id="more behind it"),
+    ],
+)
 def test_a_packed_body_that_is_not_whole_is_400(api: httpx.Client, body: bytes) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = api.post("/v1/jobs:simulate", content=body, headers=headers)
