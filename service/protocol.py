@@ -73,6 +73,9 @@ class SlotRequest(msgspec.Struct, frozen=True):
 class HeldTask(msgspec.Struct, frozen=True):
     """A task as a slot knows it: its epoch, how far its replicas are (store id → changelog position), and whether its
     operators still have output of what they have read.
+
+    `held_at`: the `heads_digest` at which it found no row to run though some are unread (0: never); until the digest
+    changes there is nothing to do for it.
     """
 
     task: Id
@@ -80,6 +83,7 @@ class HeldTask(msgspec.Struct, frozen=True):
     role: Role = "active"
     applied: dict[str, Count] = {}
     has_backlog: bool = False
+    held_at: Count = 0
 
 
 class PollRequest(msgspec.Struct, frozen=True):
@@ -147,7 +151,7 @@ class Counters(TypedDict, total=False):
 
 class TaskCommit(msgspec.Struct, frozen=True):
     """One batch of one task: inputs, stream time or a replay moved, segments to publish. Repeated under the same
-    id it gets the first answer.
+    id it gets the first answer. `has_backlog`: it leaves operators with output of what they have read.
     """
 
     commit_id: Id
@@ -161,6 +165,7 @@ class TaskCommit(msgspec.Struct, frozen=True):
     counters: Counters = {}
     stream_time: Int64 = -1
     applied: dict[str, Count] = {}
+    has_backlog: bool = False
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
@@ -260,17 +265,29 @@ class JoinedSlot(msgspec.Struct, frozen=True):
 
 
 class InputHead(msgspec.Struct, frozen=True):
-    """An input of a task, whose number is its place in the list: where the task stands in it, and where it ends."""
+    """An input of a task, whose number is its place in the list: where the task stands in it, and where it ends.
+
+    Of a task with several inputs: `sub_log`, the target whose part of a repartition log it reads; `bound` (ms, -1: not
+    known), below which nothing can come behind `end`; `is_caught_up`: nothing can come there until something happens
+    outside of the job, so it holds nobody back.
+    """
 
     stream_id: str
     partition: int
     position: int
     end: int
     frontier: int = -1
+    sub_log: int | None = None
+    bound: int = -1
+    is_caught_up: bool = False
 
 
 class InputRange(msgspec.Struct, frozen=True):
-    """Offsets [start, end) of an input (by its number) to run next, and the chunks that hold them."""
+    """Offsets [start, end) of an input (by its number) to run next, and the chunks that hold them.
+
+    Of a repartition log only the chunks with something for the task, each with the `ranges` of its target alone; `end`
+    may lie beyond the last of them.
+    """
 
     input: int
     start: int
@@ -293,7 +310,8 @@ class AssignedTask(msgspec.Struct, frozen=True):
 
     `work`: one range an input that has something, in the order of the inputs; `advance`: why the task shall close what
     is open, instead of working; `replay`: what of its dropped records comes before either; `changelogs`: store → end
-    offset; `skips`: (input, offset) of records to pass over.
+    offset; `skips`: (input, offset) of records to pass over; `heads_digest`: of all that `inputs` say, for a task with
+    several, else 0.
     """
 
     task: str
@@ -309,6 +327,7 @@ class AssignedTask(msgspec.Struct, frozen=True):
     replay: KeptRange | None = None
     changelogs: dict[str, int] = {}
     skips: list[tuple[int, int]] = []
+    heads_digest: int = 0
 
     @property
     def is_due(self) -> bool:

@@ -166,7 +166,11 @@ class IngestKeyRow(CatalogTable):
 
 
 class JobRow(CatalogTable):
-    """`spec` is the body as it was posted and completed, `topology` what it was compiled to."""
+    """`spec` is the body as it was posted and completed, `topology` what it was compiled to.
+
+    `max_repartition_bytes`, `max_task_idle_ms`: null where each of its tasks reads one partition of a user's stream and
+    no more. `flush`: the stage ({"stage"}: of sub-topologies) that a flush has reached, until it is done.
+    """
 
     __tablename__ = "jobs"
 
@@ -182,6 +186,9 @@ class JobRow(CatalogTable):
     parallelism: Mapped[int | None] = mapped_column(Integer)
     max_batch_records: Mapped[int]
     idle_close_after_ms: Mapped[int | None]
+    max_repartition_bytes: Mapped[int | None]
+    max_task_idle_ms: Mapped[int | None]
+    flush: Mapped[Json | None]
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
@@ -242,9 +249,10 @@ class TaskRow(CatalogTable):
     """The unit of state, of assignment and of commit. `epoch` counts owners, `version` counts commits.
 
     `positions`: how far it has read each of its inputs, packed (`service.catalog.inputs`). `is_closed`: nothing is open
-    in its stores, as its last commit found; `flush_at`: the ends of its inputs, by number, when a flush was asked
-    for, until that is done; `advanced`: the last time that stream time was moved without a record; `replay`: the
-    dropped records that it takes in again (`service.catalog.replays`).
+    in its stores, as its last commit found; `has_backlog`: that commit left operators with output of what they have
+    read; `flush_at`: the ends of its inputs, by number, when a flush was asked for, until that is done; `advanced`: the
+    last time that stream time was moved without a record; `replay`: the dropped records that it takes in again
+    (`service.catalog.replays`).
     """
 
     __tablename__ = "tasks"
@@ -262,6 +270,7 @@ class TaskRow(CatalogTable):
     counters: Mapped[Json] = mapped_column(default=dict)
     stream_time: Mapped[int] = mapped_column(default=-1)
     is_closed: Mapped[bool] = mapped_column(default=True)
+    has_backlog: Mapped[bool] = mapped_column(default=False)
     flush_at: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
     advanced: Mapped[Json | None]
     replay: Mapped[Json | None]
@@ -269,7 +278,10 @@ class TaskRow(CatalogTable):
 
 
 class TaskInputRow(CatalogTable):
-    """A partition that a task reads, and the number under which it does; both are for ever."""
+    """Partitions that a task reads, and the numbers under which it does, for ever: [number, number + partitions) are
+    [partition, partition + partitions) of the stream. `sub_log`: the target whose part of each it reads, of a
+    repartition stream.
+    """
 
     __tablename__ = "task_inputs"
     __table_args__ = (
@@ -281,6 +293,8 @@ class TaskInputRow(CatalogTable):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     stream_id: Mapped[str]
     partition: Mapped[int] = mapped_column(Integer)
+    partitions: Mapped[int] = mapped_column(Integer, default=1)
+    sub_log: Mapped[int | None] = mapped_column(Integer)
 
 
 class ReplicaRow(CatalogTable):

@@ -143,3 +143,26 @@ def test_copies_and_inputs_come_from_what_tasks_had_and_go_back(empty_database_u
         ]
         downgrade(empty_database_url, "0002")
         assert (contents(engine, "tasks", *owners), contents(engine, "task_positions", *positions)) == before
+
+
+OF_0004: Rows = {
+    **{name: rows for name, rows in OF_0002.items() if name not in ("tasks", "task_positions")},
+    "tasks": [
+        {"id": "t", "job_id": "j", "name": "0_0", "sub_topology": 0, "partition": 0, "epoch": 3, "version": 7}
+        | {"counters": {}, "stream_time": 9, "updated_ms": 1, "is_closed": False, "positions": b"\x28" + bytes(15)}
+    ],
+    "task_inputs": [{"task_id": "t", "number": 0, "stream_id": "a", "partition": 0}],
+}
+
+
+def test_an_input_is_a_range_of_one_partition_and_no_job_had_a_repartition(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0004")
+    with engine_of(empty_database_url) as engine:
+        put(engine, OF_0004)
+        before = contents(engine, "task_inputs", "task_id", "number", "stream_id", "partition")
+        upgrade(empty_database_url, "0005")
+        assert contents(engine, "task_inputs", "number", "partition", "partitions", "sub_log") == [(0, 0, 1, None)]
+        assert contents(engine, "tasks", "has_backlog", "positions") == [(False, b"\x28" + bytes(15))]
+        assert contents(engine, "jobs", "flush", "max_repartition_bytes", "max_task_idle_ms") == [(None, None, None)]
+        downgrade(empty_database_url, "0004")
+        assert contents(engine, "task_inputs", "task_id", "number", "stream_id", "partition") == before

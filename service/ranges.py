@@ -1,0 +1,49 @@
+"""Ranges of a repartition chunk: which of its records are for which target, and where their bytes lie.
+
+It knows the packed form that `chunks.ranges` and `ChunkMeta.ranges` hold, and how the entry of one target is cut out of
+it. It refuses to know how records are laid out in bytes (`service.storage.segments`) and how far a target has read
+(`service.catalog`).
+
+A chunk of a repartition log holds the records of one commit, target after target. Each target that has records has
+one range: a slice of the chunk's rows, and so of its offsets, as one message of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+RANGE: Final = np.dtype(
+    [
+        ("target", "<i4"),
+        ("crc32", "<u4"),  # of the bytes of the range
+        ("first_row", "<i8"),  # from the first row of the chunk
+        ("rows", "<i8"),
+        ("byte_offset", "<i8"),  # from the first byte of the chunk
+        ("byte_length", "<i8"),
+        ("first_aligned_at", "<i8"),  # ms
+        ("last_aligned_at", "<i8"),
+    ]
+)
+Ranges = npt.NDArray[np.void]
+
+
+def pack(ranges: Ranges) -> bytes:
+    """Ranges (n, dtype RANGE, ascending by target, a target at most once) as the catalog holds them."""
+    return ranges.tobytes()
+
+
+def unpack(packed: bytes) -> Ranges:
+    """The ranges (n, dtype RANGE) in a packed value. Raises ValueError where it is none."""
+    return np.frombuffer(packed, RANGE)
+
+
+def of_target(packed: bytes, target: int) -> bytes | None:
+    """The one range that is for a target, packed; None where the chunk has nothing for it."""
+    targets = unpack(packed)["target"]
+    place = int(targets.searchsorted(target))
+    if place == len(targets) or targets[place] != target:
+        return None
+    return packed[place * RANGE.itemsize : (place + 1) * RANGE.itemsize]
