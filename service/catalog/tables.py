@@ -194,13 +194,16 @@ class JobRow(CatalogTable):
 
 
 class JobStreamRow(CatalogTable):
-    """Which streams a job reads (`source`), writes (`sink`) and keeps (`internal`)."""
+    """Which streams a job reads (`source`), writes (`sink`) and keeps (`internal`). `sub_topology`: of a repartition
+    stream, whose tasks write it, each on its own partition.
+    """
 
     __tablename__ = "job_streams"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True, index=True)
     role: Mapped[str] = mapped_column(primary_key=True)
+    sub_topology: Mapped[int | None] = mapped_column(Integer)
 
 
 class JobTransitionRow(CatalogTable):
