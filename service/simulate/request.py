@@ -105,7 +105,9 @@ def compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
     partitions = 1 + max((record.partition for record in body.records), default=0)
     with errors_below(body.job_at):
         spec = JobSpec.parse(_DEFAULTS | body.job)
-        return spec, graph.compile(spec, dict.fromkeys(spec.sources, partitions))
+        topology = graph.compile(spec, dict.fromkeys(spec.sources, partitions))
+        graph.require_one_sub_topology(spec, topology)
+        return spec, topology
 
 
 def check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:

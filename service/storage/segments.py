@@ -12,6 +12,9 @@ The crc32 of each chunk is kept in the catalog, apart from the bytes it judges.
 The rows of a dense chunk lie at consecutive offsets, which nobody stores. A sparse chunk (some of its records are
 erased or compacted away) carries their offsets as the last column of its batch (`OFFSET_FIELD`). `part_of` and
 `offsets_of` are the only places that know the difference.
+
+A chunk of a repartition stream has one record batch a target in its Arrow stream, and `ranges` that say where each is:
+a target fetches its own message and no others.
 """
 
 from __future__ import annotations
@@ -32,9 +35,18 @@ import pyarrow.compute as pc
 from pyarrow import fs
 
 from service.faults import fault_point
+from service.storage import ranges
 from service.streams.errors import SegmentDamaged, SegmentMissing
 from service.streams.inputs import Part
-from service.streams.records import CHANGELOG_SCHEMA, OFFSET_FIELD, Chunk, ChunkMeta
+from service.streams.records import (
+    ALIGNED_AT_FIELD,
+    CHANGELOG_SCHEMA,
+    OFFSET_FIELD,
+    REPARTITION_SCHEMA,
+    Chunk,
+    ChunkMeta,
+    as_records,
+)
 
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # the slots fill the cores already
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
@@ -83,6 +95,58 @@ def encode_segment(batches: Sequence[tuple[str, int, pa.RecordBatch]]) -> Encode
     return EncodedSegment(body, chunks, [batch for _, _, batch in batches])
 
 
+def encode_repartitions(
+    pieces: Sequence[tuple[str, int, Sequence[tuple[int, pa.RecordBatch]]]],
+) -> EncodedSegment:
+    """Lay (stream_id, partition, batches (REPARTITION_SCHEMA) by target, rising) after one another, a chunk each."""
+    sink = pa.BufferOutputStream()
+    chunks = []
+    for stream_id, partition, batches in pieces:
+        start, places = sink.tell(), []
+        with pa.ipc.new_stream(sink, REPARTITION_SCHEMA, options=_WRITE_OPTIONS) as writer:
+            ends = [sink.tell()]
+            for _, batch in batches:
+                writer.write_batch(batch)
+                ends.append(sink.tell())
+        places = [end - start for end in ends]
+        chunks.append((stream_id, partition, batches, start, sink.tell(), places))
+    body = sink.getvalue()
+    metas = [
+        _repartition_meta(stream_id, partition, batches, start, body[start:end], places)
+        for stream_id, partition, batches, start, end, places in chunks
+    ]
+    return EncodedSegment(body, metas, [batch for _, _, batches in pieces for _, batch in batches])
+
+
+def _repartition_meta(
+    stream_id: str,
+    partition: int,
+    batches: Sequence[tuple[int, pa.RecordBatch]],
+    start: int,
+    chunk_body: pa.Buffer,
+    places: Sequence[int],
+) -> ChunkMeta:
+    found, row = np.empty(len(batches), ranges.RANGE), 0
+    for i, (target, batch) in enumerate(batches):
+        begin, end = places[i : i + 2]
+        aligned_at = batch.column(ALIGNED_AT_FIELD.name)
+        times = aligned_at[0].as_py(), aligned_at[-1].as_py()
+        found[i] = (target, zlib.crc32(chunk_body[begin:end]), row, batch.num_rows, begin, end - begin, *times)
+        row += batch.num_rows
+    extremes = [_time_range(batch) for _, batch in batches]
+    return ChunkMeta(
+        stream_id=stream_id,
+        partition=partition,
+        records=row,
+        min_timestamp=min(lowest for lowest, _ in extremes),
+        max_timestamp=max(highest for _, highest in extremes),
+        byte_offset=start,
+        byte_length=chunk_body.size,
+        crc32=zlib.crc32(chunk_body),
+        ranges=ranges.pack(found),
+    )
+
+
 def _meta(stream_id: str, partition: int, batch: pa.RecordBatch, start: int, chunk_body: pa.Buffer) -> ChunkMeta:
     lowest, highest = _time_range(batch)
     return ChunkMeta(
@@ -120,7 +184,8 @@ def decode_chunk(data: pa.Buffer | bytes, chunk: Chunk) -> pa.RecordBatch:
     if found != chunk.crc32:
         raise SegmentDamaged(chunk.path, f"checksum of chunk {chunk.index} is {found:08x}, not {chunk.crc32:08x}")
     try:
-        batch = pa.ipc.open_stream(data, options=_READ_OPTIONS).read_next_batch()
+        stream = pa.ipc.open_stream(data, options=_READ_OPTIONS)
+        batch = stream.read_next_batch() if chunk.ranges is None else _all_targets(stream)
     except (pa.ArrowInvalid, StopIteration) as error:
         raise SegmentDamaged(chunk.path, f"chunk {chunk.index} is not an Arrow stream: {error}") from error
     if batch.num_rows != chunk.records:
@@ -128,6 +193,26 @@ def decode_chunk(data: pa.Buffer | bytes, chunk: Chunk) -> pa.RecordBatch:
     if _has_offsets(batch) != chunk.is_sparse:
         raise SegmentDamaged(chunk.path, f"chunk {chunk.index} has offsets in it or the catalog says so, not both")
     return batch
+
+
+def _all_targets(stream: pa.ipc.RecordBatchStreamReader) -> pa.RecordBatch:
+    return as_records(pa.concat_batches(list(stream)))
+
+
+def decode_range(data: pa.Buffer | bytes, chunk: Chunk) -> Part:
+    """The rows for one target in `data`, the bytes of the only range that `chunk` says. Raises SegmentDamaged."""
+    [(_, crc32, first_row, rows, _, _, _, _)] = ranges.unpack(chunk.ranges or b"").tolist()
+    found = zlib.crc32(data)
+    if found != crc32:
+        raise SegmentDamaged(chunk.path, f"checksum of a range of chunk {chunk.index} is {found:08x}, not {crc32:08x}")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), REPARTITION_SCHEMA)
+    except pa.ArrowInvalid as error:
+        raise SegmentDamaged(chunk.path, f"a range of chunk {chunk.index} is no record batch: {error}") from error
+    if batch.num_rows != rows:
+        raise SegmentDamaged(chunk.path, f"a range of chunk {chunk.index} holds {batch.num_rows} records, not {rows}")
+    aligned_at: npt.NDArray[np.int64] = batch.column(ALIGNED_AT_FIELD.name).to_numpy()
+    return Part(as_records(batch), chunk.first_offset + first_row, aligned_at)
 
 
 def part_of(chunk: Chunk, batch: pa.RecordBatch, start: int, end: int | None = None) -> Part:
@@ -190,7 +275,21 @@ class Storage:
     def read_chunk(self, chunk: Chunk) -> pa.RecordBatch:
         """The record batch of `chunk`. Raises SegmentMissing and SegmentDamaged, which name the file."""
         fresh = self._fresh.take(chunk)
-        return fresh if fresh is not None else decode_chunk(self._read(chunk), chunk)
+        return (
+            fresh
+            if fresh is not None
+            else decode_chunk(self._read(chunk.path, chunk.byte_offset, chunk.byte_length), chunk)
+        )
+
+    def read_range(self, chunk: Chunk, start: int, end: int) -> Part:
+        """The rows at offsets in [start, end) of the only range that `chunk` says. Raises as `read_chunk`."""
+        [place] = ranges.unpack(chunk.ranges or b"")
+        data = self._read(chunk.path, chunk.byte_offset + int(place["byte_offset"]), int(place["byte_length"]))
+        part = decode_range(data, chunk)
+        first = int(place["first_row"]) + chunk.first_offset
+        begin, stop = max(start - first, 0), max(end - first, 0)
+        aligned_at = None if part.aligned_at is None else part.aligned_at[begin:stop]
+        return Part(part.records.slice(begin, max(stop - begin, 0)), first + begin, aligned_at)
 
     def check(self) -> None:
         """Write something to the location, always under the same name. Raises OSError."""
@@ -209,13 +308,13 @@ class Storage:
         except FileNotFoundError:
             return
 
-    def _read(self, chunk: Chunk) -> pa.Buffer:
+    def _read(self, path: str, start: int, length: int) -> pa.Buffer:
         try:
-            with self._fs.open_input_file(self._full(chunk.path)) as file:
-                file.seek(chunk.byte_offset)
-                return file.read_buffer(chunk.byte_length)
+            with self._fs.open_input_file(self._full(path)) as file:
+                file.seek(start)
+                return file.read_buffer(length)
         except FileNotFoundError as error:
-            raise SegmentMissing(chunk.path) from error
+            raise SegmentMissing(path) from error
 
     def _full(self, path: str) -> str:
         return f"{self._base}/{path}" if self._base else path

@@ -45,7 +45,7 @@ class Input(NamedTuple):
 
 
 class InputPosition(NamedTuple):
-    """How far an input was read: its next offset; and its frontier, the highest timestamp (ms) of all records before
+    """How far an input was read: its next offset; and its frontier, the highest `aligned_at` (ms) of all records before
     that, `clock.NOT_STARTED` where there are none.
     """
 
@@ -62,21 +62,28 @@ class Origin(NamedTuple):
 
 class Part(NamedTuple):
     """Records (RECORD_SCHEMA) of one input. `offsets`: that of the first, where they have no gaps; or that of each
-    (int64, ascending).
+    (int64, ascending). `aligned_at`: how far its source task had come at each (int64, ms); None: it is a user's stream,
+    where the running maximum of timestamps says that.
     """
 
     records: pa.RecordBatch
     offsets: int | Int64s
+    aligned_at: Int64s | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What a task has not taken of an input: `parts` in the order of the log, from `start` up to the offset `end`."""
+    """What a task has not taken of an input: `parts` in the order of the log, from `start` up to the offset `end`.
+
+    `bound`: nothing with a lower `aligned_at` (ms) can come behind `end`; None: nothing is on its way at all, so it
+    holds no other input back.
+    """
 
     input: Input
     start: InputPosition
     end: int
     parts: Sequence[Part]
+    bound: int | None = None
 
 
 class Origins:
@@ -133,25 +140,32 @@ class Origins:
 class Batch:
     """What a task is given at once: rows (TASK_SCHEMA) in the order in which they are taken, and their origins.
 
-    `starts`: how far each input was read before them; `ends`: the offset from which it goes on behind all of them.
+    `starts`: how far each input was read before them; `ends`: the offset from which it goes on behind all that was
+    read of it. `ready`: as many source rows can run (skipped ones too); those behind them wait for an input that may
+    still have something before them, and are no rows of the batch. `aligned_at` (int64, ms): of each source row, the
+    ones that wait too; None where there is one input, a user's stream.
     """
 
     rows: pa.RecordBatch
     origins: Origins
     starts: Sequence[InputPosition]
     ends: Sequence[int]
+    ready: int
+    aligned_at: Int64s | None = None
 
     def positions(self, taken: int) -> list[InputPosition]:
-        """How far each input is read once so many rows, from the first on, are taken; once all are, to its end."""
+        """How far each input is read once so many rows, from the first on, are taken; once all are, to its end, or to
+        its first row that waits.
+        """
         is_whole = taken >= self.rows.num_rows
-        following = {} if is_whole else self.origins.next_offsets(self.rows.column("ordinal")[taken].as_py())
-        timestamps = self.rows.column("timestamp").to_numpy()[:taken]
+        following = self.origins.next_offsets(self.ready if is_whole else self.rows.column("ordinal")[taken].as_py())
         frontiers = np.array([start.frontier for start in self.starts], np.int64)
-        if len(frontiers) == 1:
+        if self.aligned_at is None:
+            timestamps = self.rows.column("timestamp").to_numpy()[:taken]
             frontiers[0] = timestamps.max(initial=frontiers[0])
         else:
-            words = self.origins.words(self.rows.column("ordinal").to_numpy()[:taken])
-            np.maximum.at(frontiers, words >> _OFFSET_BITS, timestamps)
+            ordinals = self.rows.column("ordinal").to_numpy()[:taken]
+            np.maximum.at(frontiers, split_words(self.origins.words(ordinals))[0], self.aligned_at[ordinals])
         return [
             InputPosition(following.get(number, end), frontier)
             for number, (end, frontier) in enumerate(zip(self.ends, frontiers.tolist(), strict=True))
@@ -161,9 +175,28 @@ class Batch:
         """What is left when so many rows are taken."""
         return replace(self, rows=self.rows.slice(taken), starts=self.positions(taken))
 
+    def reached(self, ordinals: Int64s) -> Int64s:
+        """How far the task had come (int64, ms: the highest `aligned_at` of all that it had read) when it took the rows
+        that caused these; where no row of the batch did, when it took the one before.
+        """
+        before = furthest(self.starts)
+        if self.aligned_at is None:
+            own, times = self.rows.column("ordinal").to_numpy(), self.rows.column("timestamp").to_numpy()
+            running = clock.observe(before, times)
+            places = np.searchsorted(own, np.maximum(ordinals, 0))
+        else:
+            running, places = clock.observe(before, self.aligned_at), np.maximum(ordinals, 0)
+        found = np.where(ordinals < 0, before, running[places]) if len(running) else np.full(len(ordinals), before)
+        return clock.observe(before, found)
+
+
+def furthest(positions: Iterable[InputPosition]) -> int:
+    """How far a task has come that has read its inputs so far (ms)."""
+    return max((position.frontier for position in positions), default=clock.NOT_STARTED)
+
 
 def batch_of(unread: Sequence[Unread], skips: Iterable[tuple[int, int]] = ()) -> Batch:
-    """All that is unread, in the order of (running maximum of time in its input, input number, offset).
+    """What is unread, in the order of (aligned_at, input number, offset), as far as nothing can come in between.
 
     `skips`: (input number, offset) of records to pass over. Raises ValueError where there are too many inputs.
     """
@@ -173,14 +206,19 @@ def batch_of(unread: Sequence[Unread], skips: Iterable[tuple[int, int]] = ()) ->
     inputs, ordinals = [each.input for each in unread], np.arange(rows.num_rows)
     skipped = frozenset(word_of(number, offset) for number, offset in skips)
     origins = Origins(inputs, *_runs_of(parts), rows.num_rows, skipped)
-    if len(unread) > 1:
-        order = np.argsort(_aligned_at(unread), kind="stable")
-        rows = rows.take(pa.array(order))
+    ready, aligned_at = rows.num_rows, None
+    if len(unread) > 1 or any(part.aligned_at is not None for _, part in parts):
+        found = [_aligned_at(each) for each in unread]
+        aligned_at = np.concatenate(found)
+        order = np.argsort(aligned_at, kind="stable")
+        numbers = np.repeat(np.arange(len(unread)), [len(each) for each in found])[order]
+        rows, aligned_at = rows.take(pa.array(order)), aligned_at[order]
         origins = Origins(inputs, *_runs(origins.words(order)), rows.num_rows, skipped)
-    task_rows = as_task_rows(rows, pa.array(ordinals))
+        ready = _ready(unread, found, aligned_at, numbers)
+    task_rows = as_task_rows(rows, pa.array(ordinals)).slice(0, ready)
     if skipped:
-        task_rows = task_rows.filter(pa.array(~np.isin(origins.words(ordinals), list(skipped))))
-    return Batch(task_rows, origins, [each.start for each in unread], [each.end for each in unread])
+        task_rows = task_rows.filter(pa.array(~np.isin(origins.words(ordinals[:ready]), list(skipped))))
+    return Batch(task_rows, origins, [each.start for each in unread], [each.end for each in unread], ready, aligned_at)
 
 
 def word_of(number: int, offset: int) -> int:
@@ -198,16 +236,29 @@ def codes(words: Int64s) -> Int64s:
     return np.where(words == NO_CAUSE, NO_CAUSE, _FIRST_CODE - words)
 
 
-def _aligned_at(unread: Sequence[Unread]) -> Int64s:
-    """Of each row, input after input, the highest timestamp that its input had up to it."""
-    found = [_NOTHING]
-    for each in unread:
-        time = each.start.frontier
-        for part in each.parts:
-            running = clock.observe(time, part.records.column("timestamp").to_numpy())
-            time = clock.latest(time, running)
-            found.append(running)
+def _aligned_at(unread: Unread) -> Int64s:
+    """Of each row of an input the highest time that the input had up to it."""
+    time, found = unread.start.frontier, [_NOTHING]
+    for part in unread.parts:
+        times = part.records.column("timestamp").to_numpy() if part.aligned_at is None else part.aligned_at
+        running = clock.observe(time, times)
+        time = clock.latest(time, running)
+        found.append(running)
     return np.concatenate(found)
+
+
+def _ready(unread: Sequence[Unread], found: Sequence[Int64s], aligned_at: Int64s, numbers: Int64s) -> int:
+    """How many rows, in their order, come before everything that may still come of an input."""
+    limits = [
+        (max(each.bound, int(own[-1]) if len(own) else each.start.frontier), number)
+        for number, (each, own) in enumerate(zip(unread, found, strict=True))
+        if each.bound is not None
+    ]
+    if not limits:
+        return len(aligned_at)
+    time, number = min(limits)
+    begin, end = np.searchsorted(aligned_at, time, "left"), np.searchsorted(aligned_at, time, "right")
+    return int(begin + np.searchsorted(numbers[begin:end], number, "right"))
 
 
 def _runs_of(parts: Sequence[tuple[int, Part]]) -> tuple[Int64s, Int64s]:

@@ -6,6 +6,7 @@ from and where it goes.
 record     key: bytes or null · value: JSON text or null · timestamp: ms · window [start, end) or null ·
            headers: JSON object text or null
 task       the same plus the ordinal of the source row that caused it (`service.streams.inputs`), as the last column
+repartition  a record plus how far (ms) the task that wrote it had come, as the last column
 changelog  key -> value bytes, null value = deleted; sorted by key, each key at most once
 """
 
@@ -30,6 +31,8 @@ RECORD_SCHEMA = pa.schema(
 )
 TASK_SCHEMA = RECORD_SCHEMA.append(pa.field("ordinal", pa.int64(), nullable=False))
 CHANGELOG_SCHEMA = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
+ALIGNED_AT_FIELD = pa.field("aligned_at", pa.int64(), nullable=False)
+REPARTITION_SCHEMA = RECORD_SCHEMA.append(ALIGNED_AT_FIELD)
 OFFSET_FIELD = pa.field("offset", pa.int64(), nullable=False)  # the last column of a sparse chunk's stored batch
 
 # Scalars as the catalog's columns hold them.

@@ -17,7 +17,7 @@ from pydantic import Field
 from service.streams.operators.declaration import DECLARED, OperatorSpec, StatefulSpec
 
 GROUP: Final = "millrace.operators"
-PLANNED: Final = ("repartition", "merge", "branch")
+PLANNED: Final = ("merge", "branch")
 
 
 def _find() -> dict[str, type[OperatorSpec]]:

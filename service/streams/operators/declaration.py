@@ -86,8 +86,11 @@ class StatefulSpec(OperatorSpec):
     """What its store holds, as lookups and metrics call it."""
     measures: ClassVar[tuple[Measure, ...]] = (LATENESS,)
     """Under which names people see what it measures."""
-    is_global: ClassVar[bool] = False
-    """It needs the records of all partitions, not those of equal keys alone."""
+
+    @property
+    def partitioned_by(self) -> str | None:
+        """The expression whose equal results must lie in one partition; None: equal keys must."""
+        return None
 
     @property
     def kept(self) -> Kept:

@@ -91,7 +91,10 @@ class DeduplicateSpec(AnyDeduplicateSpec):
     op: Literal["deduplicate"]
     id: TextExpression
 
-    is_global: ClassVar[bool] = True
+    @property
+    def partitioned_by(self) -> str:
+        """Records of one id must meet, whatever their keys."""
+        return self.id
 
 
 class Deduplicate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,36 @@ from pydantic import TypeAdapter, ValidationError
 from service.streams import clock, measures
 from service.streams.clock import CloseReason
 from service.streams.errors import OperatorFailed, OperatorUnavailable
+from service.streams.expressions import Expression
 from service.streams.inputs import Batch, Origins
 from service.streams.layouts.backlog import Advance, Backlog, noted
 from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.measures import Reading
 from service.streams.operators import AnyOperator, OperatorSpec
 from service.streams.operators.closing import unsaid
+from service.streams.operators.fields import admitted
 from service.streams.operators.filter import Filter, FilterSpec
-from service.streams.operators.step import Advancing, OnError, Rest, Stateful, Stateless, Step
+from service.streams.operators.select_key import as_bytes
+from service.streams.operators.step import Advancing, OnError, Rest, Stateful, Stateless, Step, evaluate_for
 from service.streams.overlay import Overlay
 from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, empty
 from service.streams.topology.complaints import complaints
-from service.streams.topology.graph import Node, Sink, SubTopology, gate_name
+from service.streams.topology.graph import Node, Repartition, Sink, SubTopology, gate_name
 
 _SPECS: TypeAdapter[Any] = TypeAdapter(AnyOperator)
 _SOURCE: Final = -1  # the place in front of all operators
 _NO_ROWS = empty(TASK_SCHEMA)
+
+
+class Repartitioned(NamedTuple):
+    """Rows (TASK_SCHEMA) for tasks that go on with them, in a stream for so many targets; `keys` (binary, a key a row):
+    what says which target.
+    """
+
+    stream: str
+    targets: int
+    rows: pa.RecordBatch
+    keys: pa.Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +56,16 @@ class ChainResult:
     """What a batch became.
 
     `outputs`: per sink its stream and records (RECORD_SCHEMA); `ordinals`: per output the ordinal of the source row
-    that caused each record (int64), which `origins` knows. `changes`: CHANGELOG_SCHEMA by store name, of the stores
-    that moved. `stream_time`: the highest timestamp (ms) of the rows that were taken, or the time that was moved to.
-    `measures`: by operator what it measured. `taken`: how many rows of the batch, from its first on; the others are to
-    be given again, behind what the operators have still to do.
+    that caused each record (int64), which `origins` knows. `repartitioned`: what other tasks go on with. `changes`:
+    CHANGELOG_SCHEMA by store name, of the stores that moved. `stream_time`: the highest timestamp (ms) of the rows that
+    were taken, or the time that was moved to. `measures`: by operator what it measured. `taken`: how many rows of the
+    batch, from its first on; the others are to be given again, behind what the operators have still to do.
     """
 
     origins: Origins
     outputs: list[tuple[str, pa.RecordBatch]] = field(default_factory=list)
     ordinals: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    repartitioned: list[Repartitioned] = field(default_factory=list)
     changes: dict[str, pa.RecordBatch] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
     stream_time: int = clock.NOT_STARTED
@@ -93,17 +108,20 @@ class Chain:
             _Place(node.name, _SOURCE if node.parent is None else node.parent, _operator(node, on_error), node.store)
             for node in sub_topology.nodes
         ]
-        self._closes = any(isinstance(place.operator, Advancing) for place in self._places)
+        says_why = sub_topology.repartitions or any(isinstance(place.operator, Advancing) for place in self._places)
+        self._is_to_unsay = sub_topology.reads_user_streams and bool(says_why)
         self._sinks = [
             (sink.stream, _SOURCE if sink.parent is None else sink.parent, _gate(i, sink, on_error))
             for i, sink in enumerate(sub_topology.sinks)
         ]
+        self._repartitions = [_Routed.of(each, on_error) for each in sub_topology.repartitions]
 
     @property
     def names(self) -> set[str]:
-        """Of its operators, the conditions of sinks among them."""
+        """Of its operators, the conditions of sinks and what finds targets of repartition streams among them."""
         gates = (gate.name for _, _, gate in self._sinks if gate is not None)
-        return {*(place.name for place in self._places), *gates}
+        routed = (each.to.name for each in self._repartitions if each.by)
+        return {*(place.name for place in self._places), *gates, *routed}
 
     def run(self, batch: Batch, states: Mapping[str, StateReader], operator: str | None = None) -> ChainResult:
         """A batch against the state as of its first row, or the first rows of it, at least one.
@@ -191,13 +209,13 @@ class Chain:
 
     def _admitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Records from outside: where operators say why results came out, nobody else has said so."""
-        if not self._closes:
+        if not self._is_to_unsay:
             return rows
         at = TASK_SCHEMA.get_field_index("headers")
         return rows.set_column(at, TASK_SCHEMA.field(at), unsaid(rows.column(at)))
 
     def _delivered(self, passing: _Pass, only: str | None = None) -> ChainResult:
-        """What came through, in the sinks; `only`: the source goes to the sink whose condition is called so."""
+        """What came through, in sinks and repartition streams; `only`: the source goes to the one that is called so."""
         result = passing.result
         for stream, parent, gate in self._sinks:
             rows = passing.forward.get(parent, _NO_ROWS)
@@ -209,6 +227,12 @@ class Chain:
                 rows = step.forward
             result.outputs.append((stream, as_records(rows)))
             result.ordinals.append(rows.column("ordinal").to_numpy())
+        for each in self._repartitions:
+            rows = passing.source if only == each.to.name else passing.forward.get(each.parent, _NO_ROWS)
+            if rows.num_rows:
+                repartitioned, dropped = each.route(rows)
+                result.repartitioned.append(repartitioned)
+                result.dropped.extend(dropped)
         return replace(result, taken=passing.source.num_rows, stream_time=passing.time)
 
 
@@ -356,6 +380,32 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
             node.name, "; ".join(problem.detail for problem in complaints(error, node.spec))
         ) from error
     return spec.runner(node.name, on_error, node.upstream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A repartition stream at work. `by`: what says which target a row is for; empty: its key."""
+
+    to: Repartition
+    by: Mapping[str, Expression]
+    on_error: OnError
+
+    @classmethod
+    def of(cls, to: Repartition, on_error: OnError) -> _Routed:
+        """Raises InvalidExpression."""
+        return cls(to, {} if to.by is None else {"by": admitted(to.by)}, on_error)
+
+    @property
+    def parent(self) -> int:
+        return _SOURCE if self.to.parent is None else self.to.parent
+
+    def route(self, rows: pa.RecordBatch) -> tuple[Repartitioned, list[Dropped]]:
+        """Rows with the keys that find their targets. Raises ExpressionFailed."""
+        if not self.by:
+            return Repartitioned(self.to.stream, self.to.targets, rows, rows.column("key")), []
+        done = evaluate_for(self.to.name, self.by, rows, self.on_error)
+        keys = as_bytes(done.results.column("by"))
+        return Repartitioned(self.to.stream, self.to.targets, done.rows, keys), done.dropped
 
 
 def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:

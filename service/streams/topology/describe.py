@@ -27,6 +27,8 @@ def _sub_topology(sub_topology: SubTopology) -> str:
         behind[nodes[i].parent].append(nodes[i].name)
     for i, sink in enumerate(sub_topology.sinks):
         behind[sink.parent].append(f"sink-{i}")
+    for repartition in sub_topology.repartitions:
+        behind[repartition.parent].append(repartition.name)
     lines = [f"   Sub-topology: {sub_topology.id}"]
     lines += [f"    Source: {names[None]} (topics: [{', '.join(sub_topology.sources)}])"]
     lines += [f"      --> {_list(behind[None])}"]
@@ -36,6 +38,8 @@ def _sub_topology(sub_topology: SubTopology) -> str:
         lines += [f"      --> {_list(behind[i])}", f"      <-- {names[nodes[i].parent]}"]
     for i, sink in enumerate(sub_topology.sinks):
         lines += [f"    Sink: sink-{i} (topic: {sink.stream})", f"      <-- {names[sink.parent]}"]
+    for each in sub_topology.repartitions:
+        lines += [f"    Sink: {each.name} (topic: {each.stream})", f"      <-- {names[each.parent]}"]
     return "\n".join(lines) + "\n\n"
 
 

@@ -5,14 +5,15 @@ It knows the partition counts that it is given; it refuses to know where they co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from service.streams.errors import InvalidSpec, OperatorUnavailable, Problem
 from service.streams.operators import SPECS, OperatorSpec, StatefulSpec
+from service.streams.operators.repartition import RepartitionSpec
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Form
@@ -47,11 +48,33 @@ class Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class SubTopology:
-    """What one task runs: read one partition of the sources, pass the nodes, write the sinks.
+class Repartition:
+    """Results that tasks of another sub-topology go on with: an internal stream with one partition a task that writes
+    it, read by `targets` tasks. A record is for the target that its key belongs to, or the text of the expression `by`.
+    `parent`, `upstream`: as of a sink. `operator`: the one that needs it, or that it is.
+    """
 
-    The nodes are a tree: each names its parent, which comes before it. `dropped` is the stream that keeps what its
-    operators drop, `keeps_failed_alone`: of that what they failed at; None: they are only counted.
+    stream: str
+    operator: str
+    targets: int
+    by: str | None = None
+    parent: int | None = None
+    upstream: Upstream = PLAIN
+
+    @property
+    def name(self) -> str:
+        """What it is called, as an operator that may fail at a record."""
+        return f"{self.operator}-repartition"
+
+
+@dataclass(frozen=True, slots=True)
+class SubTopology:
+    """What one task runs: read its share of the sources, pass the nodes, write the sinks and what others go on with.
+
+    Of a user stream its share is the partition of its own number, of a repartition stream what is for it in each
+    partition. The nodes are a tree: each names its parent, which comes before it. `dropped` is the stream that keeps
+    what its operators drop, `keeps_failed_alone`: of that what they failed at; None: they are only counted.
+    `upstreams`: the sub-topologies that write what it reads of repartition streams.
     """
 
     id: int
@@ -61,6 +84,13 @@ class SubTopology:
     partitions: int
     dropped: str | None = None
     keeps_failed_alone: bool = False
+    repartitions: list[Repartition] = field(default_factory=list)
+    upstreams: list[int] = field(default_factory=list)
+
+    @property
+    def reads_user_streams(self) -> bool:
+        """Whether records from outside reach it; each of its other sources is written by one of `upstreams`."""
+        return len(self.upstreams) < len(self.sources)
 
     def stores(self) -> list[StoreSpec]:
         """The stores of its nodes, in order."""
@@ -69,7 +99,7 @@ class SubTopology:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A compiled job."""
+    """A compiled job. A sub-topology reads repartition streams of those before it only."""
 
     job: str
     sub_topologies: list[SubTopology]
@@ -78,10 +108,19 @@ class Topology:
         """The stores of all sub-topologies."""
         return [store for sub_topology in self.sub_topologies for store in sub_topology.stores()]
 
+    def repartitions(self) -> dict[str, tuple[SubTopology, Repartition]]:
+        """Repartition stream → the sub-topology that writes it, and how."""
+        return {each.stream: (writer, each) for writer in self.sub_topologies for each in writer.repartitions}
+
+    def user_sources(self) -> list[str]:
+        """The streams that come from outside, in the order of the sub-topologies that read them."""
+        own = self.repartitions()
+        return [name for each in self.sub_topologies for name in each.sources if name not in own]
+
     def internal_streams(self) -> list[str]:
-        """The streams that the job keeps for itself: changelogs and dropped records."""
-        dropped = [sub_topology.dropped for sub_topology in self.sub_topologies if sub_topology.dropped is not None]
-        return [*(store.changelog for store in self.stores()), *dropped]
+        """The streams that the job keeps for itself: changelogs, repartition streams and dropped records."""
+        dropped = {sub_topology.dropped for sub_topology in self.sub_topologies if sub_topology.dropped is not None}
+        return [*(store.changelog for store in self.stores()), *self.repartitions(), *dropped]
 
     def dropping(self) -> list[str]:
         """The operators that may drop records, by the names that these carry, and the conditions of sinks."""
@@ -91,6 +130,7 @@ class Topology:
             for name in [
                 *(node.name for node in sub_topology.nodes),
                 *(gate_name(i) for i, sink in enumerate(sub_topology.sinks) if sink.where is not None),
+                *(each.name for each in sub_topology.repartitions if each.by is not None),
             ]
         ]
 
@@ -114,18 +154,112 @@ def compile(  # noqa: A001 - it is what it does
 
     `custom`: the sources that were written with explicit partitions, where equal keys may lie apart.
     """
-    if found := [*_impossible(spec, partitions), *_untrusted(spec, partitions, custom)]:
+    if found := [*_impossible(spec, partitions)]:
         raise InvalidSpec(found)
+    cutting = _Cutting(spec, partitions, custom)
     *reaching, results = spec.upstreams()
-    nodes = [
-        _node(spec.name, i, name, operator, reaching[i])
-        for i, (name, operator) in enumerate(zip(spec.operator_names, spec.operators, strict=True))
+    for name, operator, upstream in zip(spec.operator_names, spec.operators, reaching, strict=True):
+        cutting.take(name, operator, upstream)
+    topology = cutting.end(results)
+    if found := [*_own_sinks(spec, topology)]:
+        raise InvalidSpec(found)
+    return topology
+
+
+class _Cutting:
+    """A chain of operators on its way to sub-topologies: cut where what follows needs records to lie otherwise.
+
+    `_lie_apart`: records with equal keys may be in several partitions.
+    """
+
+    def __init__(self, spec: JobSpec, partitions: Mapping[str, int], custom: Collection[str]) -> None:
+        self._spec, self._done = spec, list[SubTopology]()
+        self._sources, self._nodes = list(spec.sources), list[Node]()
+        self._partitions = max(partitions[source] for source in spec.sources)
+        if any(isinstance(operator, StatefulSpec) for operator in spec.operators):
+            self._sources = [self._co_partitioned(source, partitions[source]) for source in spec.sources]
+        untrusted = set() if spec.trust_partitions else set(custom).intersection(self._sources)
+        self._lie_apart = bool(untrusted)
+
+    def take(self, name: str, operator: OperatorSpec, upstream: Upstream) -> None:
+        """The next operator, behind a cut where it needs one."""
+        if isinstance(operator, RepartitionSpec):
+            self._cut(name, None, operator.partitions or self._partitions, upstream)
+            return
+        if isinstance(operator, StatefulSpec) and self._partitions > 1:
+            by = operator.partitioned_by
+            if by is not None or self._lie_apart:
+                self._cut(name, by, self._partitions, upstream)
+                self._lie_apart = by is not None
+        self._lie_apart = self._lie_apart or operator.changes_key
+        store = _store(self._spec.name, operator) if isinstance(operator, StatefulSpec) else None
+        written = operator.model_dump(mode="json", exclude_none=True)
+        self._nodes.append(Node(name, operator.op, written, store, upstream, self._last))
+
+    def end(self, results: Upstream) -> Topology:
+        """All sub-topologies, the last one with the sinks."""
+        sinks = [Sink(sink.stream, sink.where, self._last, results) for sink in self._spec.sinks]
+        self._add(self._sources, self._nodes, self._partitions, sinks=sinks)
+        return Topology(self._spec.name, self._done)
+
+    @property
+    def _last(self) -> int | None:
+        return len(self._nodes) - 1 if self._nodes else None
+
+    def _co_partitioned(self, source: str, count: int) -> str:
+        """A source as it is, or the stream in which its records lie as those of the others do."""
+        if count == self._partitions:
+            return source
+        repartition = Repartition(_repartition(self._spec.name, source), source, self._partitions)
+        self._add([source], [], count, repartitions=[repartition])
+        return repartition.stream
+
+    def _cut(self, operator: str, by: str | None, targets: int, upstream: Upstream) -> None:
+        repartition = Repartition(_repartition(self._spec.name, operator), operator, targets, by, self._last, upstream)
+        self._add(self._sources, self._nodes, self._partitions, repartitions=[repartition])
+        self._sources, self._nodes, self._partitions = [repartition.stream], [], targets
+        self._lie_apart = False
+
+    def _add(
+        self,
+        sources: list[str],
+        nodes: list[Node],
+        partitions: int,
+        *,
+        sinks: Sequence[Sink] = (),
+        repartitions: Sequence[Repartition] = (),
+    ) -> None:
+        own = {each.stream: writer.id for writer in self._done for each in writer.repartitions}
+        self._done.append(
+            SubTopology(
+                id=len(self._done),
+                sources=sources,
+                nodes=nodes,
+                sinks=list(sinks),
+                partitions=partitions,
+                dropped=_dropped(self._spec.name) if self._spec.has_dropped else None,
+                keeps_failed_alone=not self._spec.keep_dropped,
+                repartitions=list(repartitions),
+                upstreams=[own[source] for source in sources if source in own],
+            )
+        )
+
+
+def require_one_sub_topology(spec: JobSpec, topology: Topology) -> None:
+    """Raises InvalidSpec where records have to go from one task to another: nothing carries them yet."""
+    if len(spec.sources) > 1:
+        raise InvalidSpec([Problem("/source", "several sources need merging by time, which is not available yet")])
+    names = spec.operator_names
+    found = [
+        Problem(
+            f"/operators/{names.index(each.operator)}",
+            f"{spec.operators[names.index(each.operator)].op} here needs repartitioning, not available yet for "
+            "a source with more than one partition",
+        )
+        for _, each in topology.repartitions().values()
     ]
-    last = len(nodes) - 1 if nodes else None
-    sinks = [Sink(sink.stream, sink.where, last, results) for sink in spec.sinks]
-    dropped = _dropped(spec.name) if spec.has_dropped else None
-    run = SubTopology(0, spec.sources, nodes, sinks, partitions[spec.sources[0]], dropped, not spec.keep_dropped)
-    return Topology(spec.name, [run])
+    if found:
+        raise InvalidSpec(found)
 
 
 def gate_name(number: int) -> str:
@@ -147,14 +281,12 @@ def _changelog(job: str, operator: OperatorSpec) -> str:
     return f"{job}-{operator.name}-changelog"
 
 
+def _repartition(job: str, operator: str) -> str:
+    return f"{job}-{operator}-repartition"
+
+
 def _dropped(job: str) -> str:
     return f"{job}-dropped"
-
-
-def _node(job: str, position: int, name: str, operator: OperatorSpec, upstream: Upstream) -> Node:
-    store = _store(job, operator) if isinstance(operator, StatefulSpec) else None
-    parent = position - 1 if position else None
-    return Node(name, operator.op, operator.model_dump(mode="json", exclude_none=True), store, upstream, parent)
 
 
 def _store(job: str, operator: StatefulSpec) -> StoreSpec:
@@ -175,47 +307,21 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
     for i, source in enumerate(spec.sources):
         if source not in partitions:
             yield Problem(f"/source/{i}" if is_list else "/source", f"stream {source!r} does not exist")
-    if len(spec.sources) > 1:
-        yield Problem("/source", "several sources need merging by time, which is not available yet")
-    elif partitions.get(spec.sources[0], 1) > 1:
-        yield from _needs_repartitioning(spec)
+        if is_list and source in spec.operator_names:
+            yield Problem(f"/source/{i}", f"{source!r} is also an operator: their repartition streams would be one")
     yield from _unknown_start_partitions(spec, partitions)
-    yield from _own_sinks(spec)
 
 
-def _own_sinks(spec: JobSpec) -> Iterator[Problem]:
+def _own_sinks(spec: JobSpec, topology: Topology) -> Iterator[Problem]:
     """What a job keeps for itself is written by nobody else, not even by its own results."""
-    own = {_changelog(spec.name, operator): "changelog" for operator in spec.operators if operator.name}
+    own = {store.changelog: "changelog" for store in topology.stores()}
+    own |= dict.fromkeys(topology.repartitions(), "repartition stream")
     if spec.has_dropped:
         own[_dropped(spec.name)] = "stream of dropped records"
     for i, sink in enumerate(spec.sinks):
         if sink.stream in own:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"the sink is the job's own {own[sink.stream]}")
-
-
-def _needs_repartitioning(spec: JobSpec) -> Iterator[Problem]:
-    moved = False
-    for i, operator in enumerate(spec.operators):
-        moved = moved or operator.changes_key
-        if isinstance(operator, StatefulSpec) and (moved or operator.is_global):
-            why = "after select_key" if moved else "over all partitions"
-            yield Problem(
-                f"/operators/{i}",
-                f"{operator.op} {why} needs repartitioning, which is not available yet "
-                "for a source with more than one partition",
-            )
-
-
-def _untrusted(spec: JobSpec, partitions: Mapping[str, int], custom: Collection[str]) -> Iterator[Problem]:
-    is_stateful = any(isinstance(operator, StatefulSpec) for operator in spec.operators)
-    for source in spec.sources:
-        if is_stateful and source in custom and partitions[source] > 1 and not spec.trust_partitions:
-            yield Problem(
-                "/trust_partitions",
-                f"records of {source!r} were written with explicit partitions, so equal keys may lie apart and "
-                "need repartitioning, which is not available yet; say true if they do lie together",
-            )
 
 
 def _unknown_start_partitions(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:

@@ -98,7 +98,18 @@ class JobSpec(Spec):
     standby_replicas: Annotated[int, Field(ge=0, le=0, description="Standby replicas are not available yet: 0.")] = 0
     acceptable_recovery_lag: Annotated[Duration, Field(description=RESERVED)] = 10_000
     max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000, description=RESERVED)] = 2
-    max_task_idle_ms: Annotated[Duration, Field(description=RESERVED)] = 1_000
+    max_task_idle_ms: Annotated[
+        Duration,
+        Field(description="How long a task waits for a source partition that is read to its end before it goes on."),
+    ] = 0
+    max_repartition_bytes: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_INT64,
+            description="Unread bytes of a repartition stream, a task that writes it, above which that task waits.",
+        ),
+    ] = 256 << 20
     parallelism: Annotated[
         Parallelism | None,
         Field(description="Slots on each instance, at most; absent: as many as it has cores. Never more than tasks."),

@@ -127,3 +127,52 @@ def test_one_chunk_is_not_copied():
     rows = batch_of([unread(ONE, 0, 3, given)]).rows
     assert rows.column("timestamp").buffers()[1].address == given.records.column("timestamp").buffers()[1].address
     assert isinstance(rows, pa.RecordBatch)
+
+
+def held(number, times, aligned_at=None, bound=None, frontier=-1, start=0):
+    """All of an input, by the place of its stream; `times` are timestamps, or those at which its source task was."""
+    records = part(start, *times)._replace(aligned_at=None if aligned_at is None else np.array(aligned_at))
+    return Unread(Input(f"in-{number}", 0), InputPosition(start, frontier), start + len(times), [records], bound)
+
+
+def taken(batch):
+    return [(int(origin.input.stream_id[3:]), origin.offset) for origin in origins(batch)]
+
+
+def test_records_run_as_far_as_nothing_can_come_before_them():
+    batch = batch_of([held(0, [10, 30, 20, 40], bound=25), held(1, [15, 50], bound=None)])
+    assert taken(batch) == [(0, 0), (1, 0), (0, 1), (0, 2), (0, 3)]  # of input 0 nothing below 40 can come any more
+    assert batch.positions(5) == [InputPosition(4, 40), InputPosition(1, 15)]
+    assert [at.offset for at in batch.positions(2)] == [1, 1]
+
+
+def test_an_input_that_was_read_to_its_end_holds_back_what_is_behind_its_bound():
+    behind = batch_of([held(0, [10, 30, 31]), held(1, [], bound=30, frontier=20)])
+    assert taken(behind) == [(0, 0), (0, 1)]  # where they are equal the lower number comes first
+    assert taken(batch_of([held(0, [], bound=30, frontier=20), held(1, [10, 30])])) == [(1, 0)]
+
+
+def test_nothing_runs_while_an_input_may_bring_something_earlier():
+    batch = batch_of([held(0, [], bound=4, frontier=4), held(1, [5, 6], bound=None)])
+    assert (batch.rows.num_rows, batch.ready) == (0, 0)
+    assert batch.positions(0) == [InputPosition(0, 4), InputPosition(0, -1)]
+
+
+def test_records_of_a_repartition_stream_are_taken_by_how_far_their_source_task_was():
+    batch = batch_of([held(0, [5, 6], [100, 101]), held(1, [7, 8], [99, 100])])
+    assert taken(batch) == [(1, 0), (0, 0), (1, 1), (0, 1)]
+    assert batch.positions(2) == [InputPosition(1, 100), InputPosition(1, 99)]
+    assert batch.reached(np.array([0, 2, NO_CAUSE])).tolist() == [99, 100, 100]
+
+
+def test_a_task_has_come_as_far_as_anything_that_it_has_read():
+    (one,) = [batch_of([held(0, [5, 3, 9], frontier=4)])]
+    assert one.reached(np.array([0, 1, 2])).tolist() == [5, 5, 9]
+    assert one.reached(np.array([NO_CAUSE])).tolist() == [4]
+    assert one.rest(1).reached(np.array([1, 2])).tolist() == [5, 9]
+
+
+def test_what_waits_is_read_again_from_its_first_row():
+    batch = batch_of([held(0, [1, 2, 3], bound=None, start=7), held(1, [2], bound=2)], [(0, 8)])
+    assert taken(batch) == [(0, 7), (1, 0)]
+    assert [at.offset for at in batch.positions(2)] == [9, 1]

@@ -35,7 +35,8 @@ def test_defaults_are_those_of_the_contract():
         "standby_replicas": 0,
         "acceptable_recovery_lag": 10000,
         "max_warmup_replicas": 2,
-        "max_task_idle_ms": 1000,
+        "max_task_idle_ms": 0,
+        "max_repartition_bytes": 256 << 20,
         "parallelism": None,
         "max_batch_records": 500000,
         "commit_interval_ms": 100,
@@ -144,7 +145,7 @@ def test_intervals_are_non_negative_64_bit_integers(interval_ms):
 
 
 def test_unknown_and_missing_operators_are_told_apart():
-    found = problems({**JOB, "operators": [{"op": "window"}, {"op": "repartition", "name": "n"}, {}, 7]})
+    found = problems({**JOB, "operators": [{"op": "window"}, {"op": "branch", "name": "n"}, {}, 7]})
     assert list(found) == ["/operators/0/op", "/operators/1/op", "/operators/2/op", "/operators/3"]
     assert "is not an operator" in found["/operators/0/op"]
     assert "is not available yet" in found["/operators/1/op"]

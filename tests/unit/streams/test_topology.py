@@ -7,11 +7,12 @@ import pytest
 from service.streams.errors import InvalidSpec
 from service.streams.topology import graph
 from service.streams.topology.describe import describe
-from service.streams.topology.graph import Topology
+from service.streams.topology.graph import Repartition, Topology
 from service.streams.topology.spec import JobSpec
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 10}
 GLOBAL = {"op": "deduplicate", "name": "once", "id": "value->>'id'", "interval_ms": 10}
+FILTER = {"op": "filter", "where": "true"}
 REKEY = {"op": "select_key", "key": "value->>'id'"}
 
 
@@ -50,25 +51,65 @@ def test_an_unknown_source_is_pointed_at():
     assert [problem.pointer for problem in caught.value.errors] == ["/source"]
 
 
-def test_a_stateful_operator_after_select_key_needs_repartitioning():
-    ((pointer, detail),) = refused({"op": "filter", "where": "true"}, REKEY, ONCE)
-    assert pointer == "/operators/2"
-    assert "needs repartitioning, which is not available yet" in detail
+def test_a_stateful_operator_behind_select_key_gets_its_records_by_their_new_keys():
+    first, second = compiled(REKEY, FILTER, ONCE, FILTER).sub_topologies
+    assert ([node.op for node in first.nodes], first.sinks) == (["select_key", "filter"], [])
+    (by_key,) = first.repartitions
+    assert (by_key.stream, by_key.targets, by_key.by, by_key.parent) == ("visits-once-repartition", 4, None, 1)
+    assert (second.sources, second.upstreams, second.reads_user_streams) == (["visits-once-repartition"], [0], False)
+    assert [(node.name, node.parent) for node in second.nodes] == [("once", None), ("filter-3", 0)]
+    assert [(sink.stream, sink.parent) for sink in second.sinks] == [("out", 1)]
 
 
-def test_the_global_deduplicate_needs_repartitioning():
-    assert [pointer for pointer, _ in refused(GLOBAL)] == ["/operators/0"]
+def test_the_global_deduplicate_gets_its_records_by_id_and_leaves_equal_keys_apart():
+    count = {"op": "aggregate", "name": "n", "aggregates": {"n": {"fn": "count"}}}
+    topology = compiled(GLOBAL, count)
+    assert [each.repartitions for each in topology.sub_topologies] == [
+        [Repartition("visits-once-repartition", "once", 4, "value->>'id'")],
+        [Repartition("visits-n-repartition", "n", 4, None, 0)],
+        [],
+    ]
+    assert topology.dropping() == ["once-repartition", "once", "n"]
+    assert {"visits-once-repartition", "visits-n-repartition"} < set(topology.internal_streams())
+
+
+def test_repartition_says_how_many_tasks_go_on():
+    operators = [{"op": "repartition", "name": "wide", "partitions": 8}, ONCE]
+    first, second = compiled(*operators).sub_topologies
+    assert ([each.targets for each in first.repartitions], second.partitions) == ([8], 8)
+    assert [each.partitions for each in compiled({"op": "repartition", "name": "same"}).sub_topologies] == [4, 4]
+
+
+def test_a_sink_is_no_repartition_stream_of_the_job():
+    ((pointer, detail),) = refused(REKEY, ONCE, sink="visits-once-repartition")
+    assert (pointer, detail) == ("/sink", "the sink is the job's own repartition stream")
 
 
 def test_one_partition_needs_no_repartitioning():
     assert len(compiled(REKEY, ONCE, {**GLOBAL, "name": "twice"}, partitions=1).stores()) == 2
 
 
-def test_several_sources_are_not_available_yet():
-    body = JobSpec.parse({"name": "visits", "source": ["a", "b"]})
+def test_of_several_sources_those_with_other_partition_counts_are_repartitioned():
+    spec = JobSpec.parse({"name": "visits", "source": ["a", "b", "c"], "operators": [FILTER, ONCE]})
+    topology = graph.compile(spec, {"a": 2, "b": 4, "c": 1})
+    first, second, last = topology.sub_topologies
+    assert [(each.sources, each.partitions, each.nodes) for each in (first, second)] == [(["a"], 2, []), (["c"], 1, [])]
+    assert last.sources == ["visits-a-repartition", "b", "visits-c-repartition"]
+    assert (last.upstreams, last.partitions, last.reads_user_streams) == ([0, 1], 4, True)
+    assert topology.user_sources() == ["a", "c", "b"]
+
+
+def test_without_state_several_sources_are_read_as_they_are():
+    spec = JobSpec.parse({"name": "visits", "source": ["a", "b"], "operators": [FILTER]})
+    (only,) = graph.compile(spec, {"a": 2, "b": 4}).sub_topologies
+    assert (only.sources, only.partitions) == (["a", "b"], 4)
+
+
+def test_a_source_has_no_operators_name():
+    body = {"name": "visits", "source": ["a", "once"], "operators": [ONCE]}
     with pytest.raises(InvalidSpec) as caught:
-        graph.compile(body, {"a": 1, "b": 1})
-    assert [problem.pointer for problem in caught.value.errors] == ["/source"]
+        graph.compile(JobSpec.parse(body), {"a": 1, "once": 2})
+    assert [problem.pointer for problem in caught.value.errors] == ["/source/1"]
 
 
 def test_a_start_offset_for_a_partition_that_is_not_there_is_pointed_at():
@@ -100,12 +141,35 @@ def test_a_job_without_a_sink_ends_in_none():
     assert "    Processor: once (stores: [visits-once])\n      --> none\n" in describe(compiled(ONCE, sink=None))
 
 
-def test_keys_apart_are_refused_unless_the_job_trusts_the_partitions() -> None:
-    operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1}
-    body = {"name": "visits", "source": "clicks", "operators": [operator], "sink": "out"}
-    with pytest.raises(InvalidSpec) as refused:
-        graph.compile(JobSpec.parse(body), {"clicks": 2}, custom={"clicks"})
-    assert [problem.pointer for problem in refused.value.errors] == ["/trust_partitions"]
-    trusting = JobSpec.parse(body | {"trust_partitions": True})
-    assert graph.compile(trusting, {"clicks": 2}, custom={"clicks"}).sub_topologies
-    assert graph.compile(JobSpec.parse(body), {"clicks": 1}, custom={"clicks"}).sub_topologies
+def test_keys_apart_are_brought_together_unless_the_job_trusts_the_partitions() -> None:
+    spec = JobSpec.parse({"name": "visits", "source": "clicks", "operators": [ONCE], "sink": "out"})
+    trusting = spec.model_copy(update={"trust_partitions": True})
+    found = [
+        len(graph.compile(each, {"clicks": count}, custom={"clicks"}).sub_topologies)
+        for each, count in ((spec, 2), (trusting, 2), (spec, 1))
+    ]
+    assert found == [2, 1, 1]
+
+
+def test_describe_names_repartition_streams_as_sinks_and_sources():
+    assert describe(compiled(REKEY, ONCE)) == (
+        "Topologies:\n"
+        "   Sub-topology: 0\n"
+        "    Source: source-0 (topics: [clicks])\n"
+        "      --> select_key-0\n"
+        "    Processor: select_key-0 (stores: [])\n"
+        "      --> once-repartition\n"
+        "      <-- source-0\n"
+        "    Sink: once-repartition (topic: visits-once-repartition)\n"
+        "      <-- select_key-0\n"
+        "\n"
+        "   Sub-topology: 1\n"
+        "    Source: source-1 (topics: [visits-once-repartition])\n"
+        "      --> once\n"
+        "    Processor: once (stores: [visits-once])\n"
+        "      --> sink-0\n"
+        "      <-- source-1\n"
+        "    Sink: sink-0 (topic: out)\n"
+        "      <-- once\n"
+        "\n"
+    )
