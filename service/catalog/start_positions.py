@@ -1,6 +1,6 @@
 """Where a new job begins to read: earliest, latest, at offsets, at a timestamp.
 
-It knows chunks; the record of a timestamp inside a chunk is found by who reads chunks (`service.api.jobs`).
+It knows chunks; the record of a timestamp inside a chunk is found by who reads chunks (`service.api.job_creation`).
 """
 
 from __future__ import annotations

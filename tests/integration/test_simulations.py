@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from benchmarks.running import Running
-from service.api.jobs import SMALL_SIMULATION_BYTES
+from service.api.simulations import SMALL_SIMULATION_BYTES
 from service.problems import ProblemError, Refusal
 from service.simulate import processes
 from service.simulate.child import Limits

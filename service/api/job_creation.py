@@ -1,0 +1,161 @@
+"""Making and deleting jobs over HTTP: compile a specification, keep it and start it, remove a stopped job.
+
+Knows which records a job starts from, where the catalog knows only their chunk. Refuses to know what a specification
+means (`service.streams.topology`).
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.bodies import answer, read_json
+from service.api.document import takes
+from service.api.job_views import JobView, job_view
+from service.api.job_waiting import Waiting, WaitingForStop, settled_job, until_settled
+from service.auth import Reader, Writer
+from service.catalog import job_creation, segments, start_positions, streams
+from service.problems import ProblemError, declared
+from service.storage.segments import offsets_of, part_of
+from service.streams.errors import InvalidSpec, Problem
+from service.streams.records import Chunk
+from service.streams.topology import graph
+from service.streams.topology.complaints import errors_below, pointer
+from service.streams.topology.graph import Topology
+from service.streams.topology.spec import JobSpec
+
+router = APIRouter(tags=["jobs"])
+
+EXAMPLE = {
+    "name": "unique_clicks",
+    "source": "clicks",
+    "operators": [
+        {"op": "filter", "where": "value->>'kind' = 'click'"},
+        {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 600_000},
+    ],
+    "sink": "clicks-once",
+}
+
+
+class CompiledView(BaseModel):
+    """A specification with its defaults, and its topology."""
+
+    spec: dict[str, Any]
+    topology: dict[str, Any]
+
+
+class ValidateRequest(BaseModel, extra="forbid"):
+    """A job to compile, as `:simulate` takes it."""
+
+    job: JobSpec
+
+
+@router.post(
+    "/v1/jobs:validate",
+    responses={200: {"model": CompiledView}, **declared(400, 401, 403, 409, 413, 415, 422)},
+    openapi_extra=takes(JobSpec, EXAMPLE, other=ValidateRequest),
+)
+async def validate_job(request: Request, _: Reader) -> Response:
+    """Compile a job, which is the body or its member `job`, and keep nothing; refusals are those of `POST /v1/jobs`."""
+    body = await read_json(request)
+    is_member = isinstance(body, dict) and "job" in body
+    with errors_below("/job" if is_member else ""):
+        spec = JobSpec.parse(_only_job(body) if is_member else body)
+        topology = await run_in_threadpool(request.state.catalog.read, _validate, spec)
+    return answer({"spec": spec.to_json(), "topology": topology.to_json()})
+
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    responses={
+        200: {"model": JobView, "description": "An equal job was there already"},
+        201: {"model": JobView},
+        **declared(400, 401, 403, 409, 413, 415, 422),
+    },
+    openapi_extra=takes(JobSpec, EXAMPLE),
+)
+async def create_job(request: Request, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
+    """Make a job and start it."""
+    spec = JobSpec.parse(await read_json(request))
+    view, is_new = await run_in_threadpool(_create, request, spec, caller.name)
+    if waiting.wait:
+        view = await settled_job(request, spec.name, waiting)
+    return answer(view, 201 if is_new else 200, headers={"Location": f"/v1/jobs/{spec.name}"})
+
+
+@router.delete("/v1/jobs/{job:name}", status_code=204, responses=declared(401, 403, 404, 409, 422))
+async def delete_job(request: Request, job: str, _: Writer, waiting: Annotated[WaitingForStop, Query()]) -> Response:
+    """Delete a stopped job with its stores and internal streams; its sinks stay. One that drains can be waited for."""
+    if waiting.wait:
+        await until_settled(request, job, waiting.wait, waiting.timeout_ms)
+    await run_in_threadpool(request.state.catalog.write, job_creation.delete_job, job)
+    return Response(status_code=204)
+
+
+def _only_job(body: dict[str, Any]) -> object:
+    """The one member of a body. 422 where others stand beside it."""
+    if others := [name for name in body if name != "job"]:
+        items = [{"pointer": pointer(name), "detail": "is not a known field beside job"} for name in others]
+        raise ProblemError(422, "invalid_spec", items[0]["detail"], items)
+    return body["job"]
+
+
+# ---------------------------------------------------------------- in a transaction
+
+
+def _compile(s: Session, spec: JobSpec) -> Topology:
+    found = {name: streams.find_stream(s, name) for name in spec.sources}
+    known = {name: stream for name, stream in found.items() if stream is not None}
+    if logs := [name for name, stream in known.items() if stream.kind == "changelog"]:
+        raise InvalidSpec([Problem("/source", f"{name!r} is a changelog: its entries are no records") for name in logs])
+    custom = {name for name, stream in known.items() if stream.custom_partitioning}
+    topology = graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
+    graph.require_one_sub_topology(spec, topology)
+    return topology
+
+
+def _validate(s: Session, spec: JobSpec) -> Topology:
+    topology = _compile(s, spec)
+    job_creation.find_equal(s, spec, topology)
+    return topology
+
+
+def _create(request: Request, spec: JobSpec, who: str) -> tuple[dict[str, Any], bool]:
+    start = _start_at_timestamp(request, spec)
+    made: tuple[dict[str, Any], bool] = request.state.catalog.write(_submit, spec, who, start)
+    return made
+
+
+def _submit(s: Session, spec: JobSpec, who: str, start: job_creation.Start) -> tuple[dict[str, Any], bool]:
+    job, is_new = job_creation.create_job(s, spec, _compile(s, spec), who=who, start=start)
+    return job_view(s, job), is_new
+
+
+def _start_at_timestamp(request: Request, spec: JobSpec) -> dict[tuple[str, int], int]:
+    """The first record of each partition from a timestamp on; the catalog alone knows only its chunk."""
+    timestamp = getattr(spec.start, "timestamp", None)
+    if timestamp is None:
+        return {}
+    found = {}
+    for name, partition, chunk in request.state.catalog.read(_chunks_at, spec, timestamp):
+        part = part_of(chunk, request.state.storage.read_chunk(chunk), chunk.first_offset)
+        row = int((part.records.column("timestamp").to_numpy() >= timestamp).argmax())
+        found[name, partition] = int(offsets_of(part)[row])
+    return found
+
+
+def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int, Chunk]]:
+    found = []
+    for name in spec.sources:
+        stream = streams.find_stream(s, name)
+        for partition in range(stream.partitions if stream is not None else 0):
+            first = start_positions.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
+            if first is not None:
+                chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
+                found.append((name, partition, chunk))
+    return found

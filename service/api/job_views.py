@@ -1,0 +1,83 @@
+"""A job as answers show it, and its entity tag.
+
+Refuses to know who asks for it, and how long an answer waits (`service.api.job_waiting`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.bodies import tagged
+from service.catalog import jobs
+from service.catalog.tables import JobRow
+
+JobState = Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
+
+
+class JobPositionView(BaseModel):
+    """The job's position in one partition of a source."""
+
+    stream: str
+    partition: int
+    position: int
+    end: int
+    lag: int
+
+
+class JobView(BaseModel):
+    """A job as it stands, from one snapshot of the catalog."""
+
+    id: str
+    name: str
+    state: JobState
+    reason: str
+    spec: dict[str, Any]
+    positions: list[JobPositionView]
+    caught_up: Annotated[bool, Field(description="Every position is at its end, and every replica has applied it.")]
+    stream_time: int | None
+    error: dict[str, Any] | None
+    generation: int
+    is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
+    is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
+    stores: list[str]
+    version: Annotated[int, Field(description="Rises with every change of state or specification.")]
+    created_at: str
+
+
+def find_job_view(s: Session, name: str) -> dict[str, Any]:
+    """The members of a `JobView`. Raises UnknownJob."""
+    return job_view(s, jobs.get_job(s, name))
+
+
+def job_view(s: Session, job: JobRow) -> dict[str, Any]:
+    """The members of a `JobView`."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "state": job.state,
+        "reason": job.reason,
+        "spec": job.spec,
+        "positions": [position._asdict() for position in jobs.positions(s, job.id)],
+        "caught_up": jobs.is_caught_up(s, job.id),
+        "stream_time": jobs.stream_time(s, job.id),
+        "error": job.error,
+        "generation": job.generation,
+        "is_flushing": jobs.is_flushing(s, job.id),
+        "is_replaying": jobs.is_replaying(s, job.id),
+        "stores": [store.name for store in jobs.stores_of(s, job.id)],
+        "version": job.etag,
+        "created_at": job.created_at.isoformat(),
+    }
+
+
+def tagged_job(request: Request, view: dict[str, Any]) -> Response:
+    """The answer that shows a job, with its entity tag; 304 when the caller has it."""
+    return tagged(request, view, job_version(view["id"], view["version"]))
+
+
+def job_version(job_id: str, version: int) -> str:
+    """The part of a job's entity tag that only requests change; a job made again under the name has another."""
+    return f"{job_id[:12]}-{version}"
