@@ -26,7 +26,7 @@ from benchmarks.load import GENERATOR
 from benchmarks.lookups import CLIENTS, RATE, Figures, figures
 from benchmarks.posts import RUNS as POST_RUNS
 from benchmarks.posts import Posted, posted
-from benchmarks.report import Row, report
+from benchmarks.report import Measurement, report
 from benchmarks.running import ARROW, NDJSON, Running
 
 CORES = 2
@@ -59,7 +59,7 @@ def main() -> int:
     effort = QUICK if given.quick else FULL
     workload = Workload(given.records or effort.records)
     load_average = os.getloadavg()[0]
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
         for row in _rows(workload, Path(scratch), effort, given.only or PARTS):
             rows.append(row)
@@ -68,7 +68,7 @@ def main() -> int:
     return 0
 
 
-def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Row]:
+def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Measurement]:
     events = bids(workload)
     if set(parts) - {"lookups"}:
         with Running(scratch / "data", cores=CORES) as running:
@@ -86,7 +86,7 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
             yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
 
 
-def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> Iterator[Row]:
+def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> Iterator[Measurement]:
     events = with_closing(events)
     running.call("POST", "/v1/streams", json={"name": SOURCE, "partitions": PARTITIONS})
     for part in _parts(events, 200_000):  # one after another: the order of arrival is the disorder of the events
@@ -97,7 +97,7 @@ def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> I
 # ---------------------------------------------------------------- ingest
 
 
-def _ingest(running: Running, events: pa.Table) -> Iterator[Row]:
+def _ingest(running: Running, events: pa.Table) -> Iterator[Measurement]:
     yield _ingested(running, events.slice(0, 2_000_000), "ndjson", NDJSON, ndjson, "≥ 300,000")
     yield _ingested(running, events.slice(0, 4_000_000), "arrow", ARROW, arrow_stream, "≥ 2,000,000")
 
@@ -109,7 +109,7 @@ def _ingested(
     media: str,
     encode: Callable[[pa.Table], bytes],
     bar: str,
-) -> Row:
+) -> Measurement:
     bodies = [encode(part) for part in _parts(events, 100_000)]
     running.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
     _post_s(running, name, media, bodies[:4])  # what runs for the first time is slower
@@ -119,10 +119,12 @@ def _ingested(
         f"{events.num_rows:,} records, bodies of 100,000, {INGEST_CLIENTS} keep-alive clients, "
         f"fsync before the answer, median of {INGEST_RUNS} runs: {rates}"
     )
-    return Row(f"ingest over HTTP, {name}", events.num_rows / statistics.median(seconds), "rec/s", conditions, bar=bar)
+    return Measurement(
+        f"ingest over HTTP, {name}", events.num_rows / statistics.median(seconds), "rec/s", conditions, bar=bar
+    )
 
 
-def _posts(found: Posted) -> Row:
+def _posts(found: Posted) -> Measurement:
     """One of both figures, rate and wait; the other stands in the conditions."""
     load = found.found
     if load.failed:
@@ -137,8 +139,8 @@ def _posts(found: Posted) -> Row:
     )
     bar = POST_BARS[found.clients]
     if found.clients == 1:
-        return Row(f"{measure}, p50", load.p50_ms, "ms", conditions, bar=bar)
-    return Row(measure, load.per_second, "/s", conditions, bar=bar)
+        return Measurement(f"{measure}, p50", load.p50_ms, "ms", conditions, bar=bar)
+    return Measurement(measure, load.per_second, "/s", conditions, bar=bar)
 
 
 def _parts(events: pa.Table, records: int) -> Iterator[pa.Table]:
@@ -157,7 +159,7 @@ def _post_s(running: Running, stream: str, media: str, bodies: Sequence[bytes]) 
 # ---------------------------------------------------------------- waits
 
 
-def _output_waits(running: Running, rounds: int) -> Iterator[Row]:
+def _output_waits(running: Running, rounds: int) -> Iterator[Measurement]:
     """From the answer of a POST to the moment its output can be read, one record at a time on an idle system."""
     for name in ("idle", "idle-out"):
         running.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
@@ -170,11 +172,11 @@ def _output_waits(running: Running, rounds: int) -> Iterator[Row]:
     yield from _waits("POST acknowledged to output readable", waits, conditions, p50_bar_ms=30)
 
 
-def _waits(measure: str, waits_ms: list[float], conditions: str, *, p50_bar_ms: int) -> Iterator[Row]:
+def _waits(measure: str, waits_ms: list[float], conditions: str, *, p50_bar_ms: int) -> Iterator[Measurement]:
     percentiles = statistics.quantiles(waits_ms, n=100, method="inclusive")
     conditions = f"{len(waits_ms)} single records, {conditions}"
-    yield Row(f"{measure}, p50", percentiles[49], "ms", conditions, bar=f"≤ {p50_bar_ms}")
-    yield Row(f"{measure}, p99", percentiles[98], "ms", conditions, bar="≤ 250")
+    yield Measurement(f"{measure}, p50", percentiles[49], "ms", conditions, bar=f"≤ {p50_bar_ms}")
+    yield Measurement(f"{measure}, p99", percentiles[98], "ms", conditions, bar="≤ 250")
 
 
 def _visible_after_ms(running: Running, number: int) -> float:
@@ -203,19 +205,19 @@ def _read_one(running: Running, key: str) -> bool:
 # ---------------------------------------------------------------- lookups
 
 
-def _lookups(found: Figures) -> Iterator[Row]:
+def _lookups(found: Figures) -> Iterator[Measurement]:
     where = {"lmdb": "LMDB", "redis": "Redis"}[found.where]
     clients = f"one API process, {CLIENTS} keep-alive clients on the same machine"
     if found.fastest.failed or found.steady.failed:
         raise SystemExit(f"{found.fastest.failed + found.steady.failed} lookups failed: {where}")
-    yield Row(
+    yield Measurement(
         f"lookup by key, {where}",
         found.fastest.per_second,
         "/s",
         f"{clients}; p50 {found.fastest.p50_ms:.1f} ms, p99 {found.fastest.p99_ms:.1f} ms",
         bar="≥ 8,000",
     )
-    yield Row(
+    yield Measurement(
         f"lookup by key, {where}, p99 at half the rate of the bar",
         found.steady.p99_ms,
         "ms",

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.agreement import CLOSING, check_counts, check_survivors, expected
-from benchmarks.report import Row
+from benchmarks.report import Measurement
 from benchmarks.running import Running, wait_until
 from service.streams.partitioner import murmur2
 
@@ -140,7 +140,7 @@ def _closing_key(partition: int) -> str:
     return next(key for key in tried if (murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS == partition)
 
 
-def contests(running: Running, events: pa.Table, scratch: Path, *, cores: int, runs: int) -> Iterator[Row]:
+def contests(running: Running, events: pa.Table, scratch: Path, *, cores: int, runs: int) -> Iterator[Measurement]:
     """A row for each contest. `events` are in SOURCE already. Raises Disagreement."""
     arena = Arena(running, events, scratch, cores)
     for contest in CONTESTS:
@@ -162,7 +162,7 @@ class Arena:
             yield Path(folder)
 
 
-def _contest(arena: Arena, contest: Contest, runs: int) -> Row:
+def _contest(arena: Arena, contest: Contest, runs: int) -> Measurement:
     _job_seconds(arena.running, contest, 0)
     ours, theirs, notes = [], [], []
     for run in range(1, runs + 1):
@@ -180,7 +180,7 @@ def _contest(arena: Arena, contest: Contest, runs: int) -> Row:
         f"POST of the job to caught up, median of {runs} alternating runs: {_listed(ours)} against {_listed(theirs)}",
         *notes,
     )
-    return Row(
+    return Measurement(
         contest.measure,
         figure,
         "rec/s",

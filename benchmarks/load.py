@@ -39,7 +39,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadFigures:
     """Answers a second, and the time each took; `failed`: answers other than 200; `busy`: the load's own share of a
     processor.
     """
@@ -51,11 +51,11 @@ class Found:
     busy: float
 
 
-def measure(load: Load) -> Found:
+def measure(load: Load) -> LoadFigures:
     """Put a service under load, from another process."""
     command = [sys.executable, "-m", "benchmarks.load"]
     done = subprocess.run(command, input=json.dumps(asdict(load)), capture_output=True, text=True, cwd=ROOT, check=True)
-    return Found(**json.loads(done.stdout))
+    return LoadFigures(**json.loads(done.stdout))
 
 
 @dataclass
@@ -139,7 +139,7 @@ def _requests(load: Load) -> list[bytes]:
     ]
 
 
-async def _ask_all(load: Load) -> Found:
+async def _ask_all(load: Load) -> LoadFigures:
     at = urlsplit(load.url)
     run = _Run(load, _requests(load), asyncio.get_running_loop())
     began_s = time.process_time()
@@ -149,7 +149,7 @@ async def _ask_all(load: Load) -> Found:
     busy = (time.process_time() - began_s) / load.seconds
     waits = sorted(run.waits)
     p50, p99 = (1000 * waits[int(len(waits) * share)] for share in (0.5, 0.99))
-    return Found(len(waits) / load.seconds, p50, p99, run.failed, busy)
+    return LoadFigures(len(waits) / load.seconds, p50, p99, run.failed, busy)
 
 
 if __name__ == "__main__":

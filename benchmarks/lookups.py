@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.load import Found, Load, measure
+from benchmarks.load import Load, LoadFigures, measure
 from benchmarks.running import NDJSON, Running
 from tests.services import redis_server
 
@@ -35,8 +35,8 @@ class Figures:
     """Of one kind of store: lookups by key as fast as they go and at RATE, and POST acknowledged to lookup visible."""
 
     where: Where
-    fastest: Found
-    steady: Found
+    fastest: LoadFigures
+    steady: LoadFigures
     visible_ms: list[float]
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.load import Found, Load, measure
+from benchmarks.load import Load, LoadFigures, measure
 from benchmarks.running import Running
 
 CLIENTS = (64, 8, 1)
@@ -33,7 +33,7 @@ class Posted:
 
     clients: int
     with_job: bool
-    found: Found
+    found: LoadFigures
     cpu_ms: float
     chunk_rows: float
 
@@ -53,7 +53,7 @@ def posted(running: Running, *, seconds: float, clients: Sequence[int] = CLIENTS
             yield Posted(number, with_job, found, cpu_ms, chunk_rows)
 
 
-def _run(running: Running, stream: str, load: Load) -> tuple[Found, float, float]:
+def _run(running: Running, stream: str, load: Load) -> tuple[LoadFigures, float, float]:
     """What one run found, the API's processor time a post in ms, and chunk rows for 1,000 posts."""
     rows, cpu_s = _chunk_rows(running, stream), _cpu_s(running)
     found = measure(load)

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).with_name("results.json")
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One line of the table. `figure` is in `unit`; `ratio` is against `peer`, where there is one."""
 
     measure: str
@@ -28,7 +28,7 @@ class Row:
     bar: str = ""
 
 
-def report(rows: Sequence[Row], workload: Workload, load_average: float) -> None:
+def report(rows: Sequence[Measurement], workload: Workload, load_average: float) -> None:
     """Print the table, and write the same to RESULTS; `load_average`: what else the machine did before."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
     machine += f", Python {platform.python_version()}; load average of the minute before: {load_average:.1f}"

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sql
 Times = Mapping[str, int]  # ms
 
 
-class Peer(NamedTuple):
+class PeerQuery(NamedTuple):
     """A query over deliveries with an `event_time`, the mode in which Spark puts its results out, its watermark."""
 
     query: Callable[[DataFrame, Times], DataFrame]
@@ -65,7 +65,7 @@ def _arriving(spark: SparkSession, source: Path, files_per_batch: int) -> DataFr
     return files.withColumn("event_time", sql.timestamp_millis("timestamp"))
 
 
-def _run(arriving: DataFrame, peer: Peer, times: Times, out: Path) -> float:
+def _run(arriving: DataFrame, peer: PeerQuery, times: Times, out: Path) -> float:
     started = time.monotonic()
     result = peer.query(arriving.withWatermark("event_time", _span(times[peer.watermark])), times)
     writer = result.writeStream.outputMode(peer.mode).trigger(availableNow=True)
@@ -108,10 +108,10 @@ def _span(ms: int) -> str:
 
 
 PEERS = {
-    "deduplicate": Peer(_deduplicated, "append", "interval_ms"),
-    "session": Peer(_sessions, "append", "grace_ms"),
-    "tumbling": Peer(_tumbling, "update", "grace_ms"),
-    "hopping": Peer(_hopping, "update", "grace_ms"),
+    "deduplicate": PeerQuery(_deduplicated, "append", "interval_ms"),
+    "session": PeerQuery(_sessions, "append", "grace_ms"),
+    "tumbling": PeerQuery(_tumbling, "update", "grace_ms"),
+    "hopping": PeerQuery(_hopping, "update", "grace_ms"),
 }
 
 
