@@ -131,8 +131,8 @@ def _create(request: Request, spec: JobSpec, who: str) -> tuple[dict[str, Any], 
     return made
 
 
-def _submit(s: Session, spec: JobSpec, who: str, start: job_creation.Start) -> tuple[dict[str, Any], bool]:
-    job, is_new = job_creation.create_job(s, spec, _compile(s, spec), who=who, start=start)
+def _submit(s: Session, spec: JobSpec, who: str, records: start_positions.FirstRecords) -> tuple[dict[str, Any], bool]:
+    job, is_new = job_creation.create_job(s, spec, _compile(s, spec), who=who, records=records)
     return job_view(s, job), is_new
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from sqlalchemy import delete, insert, select
@@ -27,7 +27,7 @@ from service.catalog.job_states import (
     note_transition,
 )
 from service.catalog.jobs import streams_of
-from service.catalog.start_positions import start_of, start_offset
+from service.catalog.start_positions import FirstRecords, start_of, start_offset
 from service.catalog.streams import (
     create_stream,
     find_stream,
@@ -54,18 +54,17 @@ from service.catalog.tables import (
 from service.streams.errors import IllegalTransition, InternalStream, InvalidSpec, JobExists, Problem, StreamExists
 from service.streams.inputs import InputPosition
 from service.streams.topology.graph import SubTopology, Topology
-from service.streams.topology.spec import JobSpec, StartOffsets
-
-Start = Mapping[tuple[str, int], int]
+from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import StartOffsets
 
 
 def create_job(
-    s: Session, spec: JobSpec, topology: Topology, *, who: str = "", start: Start | None = None
+    s: Session, spec: JobSpec, topology: Topology, *, who: str = "", records: FirstRecords | None = None
 ) -> tuple[JobRow, bool]:
     """Make a job with its sinks, stores, changelogs, tasks and positions; False: an equal one was there.
 
-    `start` overrides where single partitions (stream name, partition) begin: a start at a timestamp is otherwise as
-    fine as a chunk (see `chunk_at_timestamp`). Raises what `find_equal` does, and UnknownStream.
+    `records`: the first ones of a start at a timestamp, which is otherwise as fine as a chunk (see `start_of`). Raises
+    what `find_equal` does, and UnknownStream.
     """
     known = find_equal(s, spec, topology)
     if known is not None:
@@ -75,7 +74,7 @@ def create_job(
     s.flush()
     note_transition(s, job, None, STARTING, "created", who)
     for sub_topology in topology.sub_topologies:
-        _add_sub_topology(s, job, spec, sub_topology, start or {})
+        _add_sub_topology(s, job, spec, sub_topology, records)
     wake(s, JOBS)
     return job, True
 
@@ -102,7 +101,7 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
     if isinstance(spec.start, StartOffsets):
         for source in spec.sources:
             for partition in partitions_of(s, get_stream(s, source).id):
-                start_offset(spec.start.offsets, partition)
+                start_offset(spec.start, source, partition)
     return None
 
 
@@ -157,7 +156,9 @@ def _digest(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, start: Start) -> None:
+def _add_sub_topology(
+    s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, records: FirstRecords | None
+) -> None:
     sources = [get_stream(s, name) for name in sub_topology.sources]
     for source in sources:
         if source.partitions != sub_topology.partitions:
@@ -166,7 +167,7 @@ def _add_sub_topology(s: Session, job: JobRow, spec: JobSpec, sub_topology: SubT
     _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
     _add_stores(s, job, sub_topology)
     _keep_dropped(s, job, sub_topology)
-    _add_tasks(s, job, spec, sub_topology, sources, start)
+    _add_tasks(s, job, spec, sub_topology, sources, records)
 
 
 def _keep_dropped(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
@@ -216,7 +217,12 @@ def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
 
 
 def _add_tasks(
-    s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, sources: list[StreamRow], start: Start
+    s: Session,
+    job: JobRow,
+    spec: JobSpec,
+    sub_topology: SubTopology,
+    sources: list[StreamRow],
+    records: FirstRecords | None,
 ) -> None:
     """A task a partition; its inputs are numbered in the order of the sources. The partitions are locked: retention can
     not pass the positions meanwhile.
@@ -227,11 +233,10 @@ def _add_tasks(
     for p in range(sub_topology.partitions):
         task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
         task.sub_topology, task.partition = sub_topology.id, p
-        offsets = [start.get((each.name, p), None) for each in sources]
         partitions = [locked[each.id, p] for each in sources]
         task.positions = pack(
-            InputPosition(start_of(s, spec, at) if offset is None else offset)
-            for offset, at in zip(offsets, partitions, strict=True)
+            InputPosition(start_of(s, spec.start, each.name, at, records))
+            for each, at in zip(sources, partitions, strict=True)
         )
         s.add(task)
         inputs += [

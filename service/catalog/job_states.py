@@ -28,6 +28,7 @@ STARTING, RUNNING, REBALANCING = "starting", "running", "rebalancing"
 PAUSED, DRAINING, STOPPED, FAILED = "paused", "draining", "stopped", "failed"
 WORKING = frozenset({STARTING, RUNNING, REBALANCING})  # work is handed out
 STAFFED = WORKING | {PAUSED}  # slots are wanted
+MAY_RESET = frozenset({STOPPED, FAILED})
 
 TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     # what people ask for
@@ -35,6 +36,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     "resume": (frozenset({PAUSED}), STARTING),
     "stop": (STAFFED | {FAILED}, DRAINING),
     "restart": (frozenset({STOPPED, FAILED}), STARTING),
+    "reset": (MAY_RESET, STOPPED),
     # what happens
     "run": (frozenset({STARTING, REBALANCING}), RUNNING),
     "rebalance": (frozenset({RUNNING}), REBALANCING),
@@ -71,7 +73,7 @@ def move(s: Session, job: JobRow, verb: str, *, reason: str = "", who: str = "",
     note_transition(s, job, job.state, state, reason or verb, who, error)
     job.state, job.reason = state, reason or verb
     job.etag += 1
-    if verb in {"fail", "restart"}:
+    if verb in {"fail", "restart", "reset"}:
         job.error = error
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
 

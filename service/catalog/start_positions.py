@@ -1,4 +1,4 @@
-"""Where a new job begins to read: earliest, latest, at offsets, at a timestamp.
+"""Where a job begins to read a partition: at its start or end, at an offset, at a timestamp.
 
 It knows chunks; the record of a timestamp inside a chunk is found by who reads chunks (`service.api.job_creation`).
 """
@@ -6,7 +6,6 @@ It knows chunks; the record of a timestamp inside a chunk is found by who reads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,7 +15,9 @@ from service.catalog.tables import (
     PartitionRow,
 )
 from service.streams.errors import InvalidSpec, Problem
-from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import Start, StartOffsets, StartTimestamp
+
+FirstRecords = Mapping[tuple[str, int], int]  # (source, partition) → the offset of a record
 
 
 def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: int) -> int | None:
@@ -30,23 +31,29 @@ def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: in
     return s.scalars(query.order_by(ChunkRow.end_offset).limit(1)).one_or_none()
 
 
-def start_of(s: Session, spec: JobSpec, partition: PartitionRow) -> int:
-    """The offset at which a new job begins to read a locked partition. Raises InvalidSpec."""
-    start: Any = spec.to_json()["start"]
-    if start == "earliest":
-        return partition.start_offset
-    if start == "latest":
-        return partition.end_offset
-    if "offsets" in start:
-        return start_offset(start["offsets"], partition)
-    found = chunk_at_timestamp(s, partition.stream_id, partition.partition, start["timestamp"])
-    return partition.end_offset if found is None else found
+def start_of(
+    s: Session, start: Start, source: str, partition: PartitionRow, records: FirstRecords | None = None
+) -> int:
+    """The offset at which a job begins to read a locked partition of a source.
+
+    `records`: where a start at a timestamp finds its first records; of others it is as fine as a chunk. Raises
+    InvalidSpec.
+    """
+    if isinstance(start, StartOffsets):
+        return start_offset(start, source, partition)
+    if isinstance(start, StartTimestamp):
+        found = (records or {}).get((source, partition.partition))
+        if found is not None:
+            return max(found, partition.start_offset)  # retention may have taken it since
+        found = chunk_at_timestamp(s, partition.stream_id, partition.partition, start.timestamp)
+        return partition.end_offset if found is None else found
+    return partition.start_offset if start == "earliest" else partition.end_offset
 
 
-def start_offset(offsets: Mapping[str, int], partition: PartitionRow) -> int:
-    """The offset of `offsets` (by partition); the earliest one where a partition is not named. Raises InvalidSpec."""
-    offset = offsets.get(str(partition.partition), partition.start_offset)
+def start_offset(start: StartOffsets, source: str, partition: PartitionRow) -> int:
+    """The offset given for a partition of a source; its earliest one where none is. Raises InvalidSpec."""
+    offset = start.by_partition(source).get(str(partition.partition), partition.start_offset)
     if not partition.start_offset <= offset <= partition.end_offset:
         have = f"the partition holds {partition.start_offset} to {partition.end_offset}"
-        raise InvalidSpec([Problem(f"/start/offsets/{partition.partition}", f"{offset} is not there: {have}")])
+        raise InvalidSpec([Problem(start.pointer(source, partition.partition), f"{offset} is not there: {have}")])
     return offset

@@ -15,7 +15,7 @@ from service.coordinator.evictions import SEEN, tick
 from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
 from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
 from service.coordinator.polls import PollOutcome, commit_tasks, fail_task, poll_slot
-from service.coordinator.verbs import change_job, change_spec
+from service.coordinator.verbs import change_job, change_spec, reset_job
 
 __all__ = [
     "SEEN",
@@ -33,5 +33,6 @@ __all__ = [
     "poll_slot",
     "require_own",
     "require_slot",
+    "reset_job",
     "tick",
 ]

@@ -1,4 +1,4 @@
-"""Verbs of people that change who runs a job: pause, resume, stop, restart, another specification.
+"""Verbs of people that change who runs a job: pause, resume, stop, restart, reset, another specification.
 
 It knows which of them end slots or take tasks; it refuses to know which state allows which (`catalog.job_states`).
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.catalog import job_resets
 from service.catalog.engine import now_ms
 from service.catalog.job_creation import set_spec
-from service.catalog.job_states import MAY_CHANGE, lock_job, move
+from service.catalog.job_states import MAY_CHANGE, MAY_RESET, STOP_FIRST, lock_job, move
+from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import JobRow, SlotRow
 from service.coordinator.leases import LIVE
 from service.coordinator.ownership import end_slots, lock_holdings, rebalance
+from service.streams.errors import IllegalTransition
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import START, Start
 
 
 def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str = "") -> JobRow:
@@ -30,6 +34,27 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
     return job
 
 
+def reset_job(
+    s: Session, name: str, start: Start | None = None, records: FirstRecords | None = None, *, who: str = ""
+) -> JobRow:
+    """Set a stopped or failed job back to a start, that of its specification where none is given; then it is stopped.
+
+    Asked again it does so again: the same but for ids, epochs and versions. A slot that has not left a failed job yet
+    is ended. Raises UnknownJob, IllegalTransition, InvalidSpec (what the start says of the job's sources).
+    """
+    job = lock_job(s, name=name)
+    if job.state not in MAY_RESET:
+        raise IllegalTransition(job.state, "be reset", STOP_FIRST)
+    asked = START.validate_python(job.spec["start"]) if start is None else start
+    move(s, job, "reset", reason=f"reset: {START.dump_json(asked).decode()}", who=who)
+    holdings, at = lock_holdings(s, job.id), now_ms(s)
+    for each in holdings:
+        each.give(s, None, at)
+    job_resets.begin_anew(s, job, [each.task for each in holdings], asked, records)
+    _end_live_slots(s, job, "the job was reset")
+    return job
+
+
 def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
     """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists.
 
@@ -40,5 +65,9 @@ def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, r
     s.flush()
     if job.state not in MAY_CHANGE:
         return
+    _end_live_slots(s, job, "the job was changed")
+
+
+def _end_live_slots(s: Session, job: JobRow, reason: str) -> None:
     live = select(SlotRow.id).where(SlotRow.job_id == job.id, SlotRow.state == LIVE)
-    end_slots(s, s.scalars(live).all(), "the job was changed")
+    end_slots(s, s.scalars(live).all(), reason)

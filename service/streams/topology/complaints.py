@@ -75,6 +75,8 @@ def _pointer(finding: ErrorDetails) -> str:
             del place[3]  # the window's
     elif len(place) > 1 and place[0] in _CHOICES:
         del place[1]
+        if len(place) > 2 and place[:2] == ["start", "offsets"]:
+            del place[2]
     if place and place[-1] == "[key]":
         place.pop()
     if finding["type"] in {"union_tag_invalid", "union_tag_not_found"}:

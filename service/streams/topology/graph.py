@@ -18,6 +18,7 @@ from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Form
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import unfit_for_partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def _impossible(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Proble
             yield Problem(f"/source/{i}" if is_list else "/source", f"stream {source!r} does not exist")
         if is_list and source in spec.operator_names:
             yield Problem(f"/source/{i}", f"{source!r} is also an operator: their repartition streams would be one")
-    yield from _unknown_start_partitions(spec, partitions)
+    yield from unfit_for_partitions(spec.start, {each: partitions[each] for each in spec.sources if each in partitions})
 
 
 def _own_sinks(spec: JobSpec, topology: Topology) -> Iterator[Problem]:
@@ -322,11 +323,3 @@ def _own_sinks(spec: JobSpec, topology: Topology) -> Iterator[Problem]:
         if sink.stream in own:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"the sink is the job's own {own[sink.stream]}")
-
-
-def _unknown_start_partitions(spec: JobSpec, partitions: Mapping[str, int]) -> Iterator[Problem]:
-    offsets = getattr(spec.start, "offsets", {})
-    count = partitions.get(spec.sources[0], 0)
-    for partition in offsets:
-        if int(partition) >= count > 0:
-            yield Problem(f"/start/offsets/{partition}", f"{spec.sources[0]!r} has {count} partition(s)")

@@ -7,7 +7,7 @@ many partitions they have (`graph` does).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
@@ -17,13 +17,13 @@ from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Dur
 from service.streams.operators.step import OnError
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology.complaints import complaints
+from service.streams.topology.starts import Start, unfit_for_sources
 
 MAX_OPERATORS = 64
 MAX_SOURCES = 32
 MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
 RESERVED = "Reserved: has no effect yet."
-_PARTITION = r"^(0|[1-9][0-9]{0,8})$"
 
 BatchRecords = Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)]
 Parallelism = Annotated[int, Field(ge=1, le=10_000)]
@@ -37,28 +37,8 @@ class SinkSpec(Spec):
     where: Condition | None = None
 
 
-class StartTimestamp(Spec):
-    """Start at the first record of each partition with this timestamp or a later one."""
-
-    timestamp: Annotated[int, Field(ge=0, le=MAX_INT64)]
-
-
-class StartOffsets(Spec):
-    """Start at these offsets, by partition; at the earliest where a partition is not named."""
-
-    offsets: dict[Annotated[str, Field(pattern=_PARTITION)], Annotated[int, Field(ge=0, le=MAX_INT64)]]
-
-
 def _one_or_many(value: object) -> str:
     return "many" if isinstance(value, (list, tuple)) else "one"
-
-
-def _start_kind(value: object) -> str:
-    if isinstance(value, StartTimestamp | StartOffsets):
-        return "timestamp" if isinstance(value, StartTimestamp) else "offsets"
-    if isinstance(value, dict):
-        return "offsets" if "offsets" in value else "timestamp"
-    return "word"
 
 
 Source = Annotated[
@@ -70,12 +50,6 @@ Sink = Annotated[
     Annotated[StreamName, Tag("one")]
     | Annotated[list[SinkSpec], Field(min_length=1, max_length=MAX_SINKS), Tag("many")],
     Discriminator(_one_or_many),
-]
-Start = Annotated[
-    Annotated[Literal["earliest", "latest"], Tag("word")]
-    | Annotated[StartTimestamp, Tag("timestamp")]
-    | Annotated[StartOffsets, Tag("offsets")],
-    Discriminator(_start_kind),
 ]
 
 
@@ -192,6 +166,7 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
         if sink.stream in spec.sources:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
+    yield from unfit_for_sources(spec.start, spec.sources)
     for i, (operator, upstream) in enumerate(zip(spec.operators, spec.upstreams(), strict=False)):
         for problem in operator.contradictions(upstream):
             yield Problem(f"/operators/{i}{problem.pointer}", problem.detail)

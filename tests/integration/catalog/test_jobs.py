@@ -120,7 +120,7 @@ def test_where_a_job_starts(catalog: Catalog, start: object, expected: list[int]
 def test_a_start_may_be_given_by_partition(catalog: Catalog) -> None:
     clicks = make_stream(catalog, partitions=2)
     post(catalog, clicks, {0: 10, 1: 10})
-    job, _ = submit(catalog, spec_of(start={"timestamp": 4}), start={("clicks", 1): 4})
+    job, _ = submit(catalog, spec_of(start={"timestamp": 4}), records={("clicks", 1): 4})
     assert starts(catalog, job) == [0, 4]
 
 
