@@ -57,11 +57,12 @@ def begin_anew(
             return InputPosition(0)  # a stream of its own, which begins anew too
         return InputPosition(start_of(s, start, sources[at.stream_id], partitions[at.stream_id, at.partition], records))
 
-    at_ms = now_ms(s)
+    job.flush, at_ms = None, now_ms(s)
     for task in locked:
         task.positions = pack(first(at) for at in inputs[task.id])
         task.version += 1
-        task.counters, task.stream_time, task.is_closed = {}, -1, True
+        task.counters, task.stream_time = {}, -1
+        task.is_closed, task.has_backlog = True, False
         task.flush_at = task.advanced = task.replay = None
         task.updated_ms = at_ms
     s.flush()
