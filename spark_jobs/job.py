@@ -68,6 +68,9 @@ class SlotJob:
                 self._footprint.note(batch.rows.nbytes)
                 with task.states() as states:
                     outcome = self._runner(task).run(batch, states)
+                if outcome.is_nothing:
+                    task.hold()
+                    return None
                 task.note_run(outcome.cut_after)
                 return outcome
             case Replay(given):

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from service.protocol import AssignedTask, HeldTask, InputRange, StoreRef
 from service.storage.replica import Replica
 from service.streams.records import StateReader
@@ -33,6 +35,7 @@ class StreamTask:
     has_failed: bool = False  # for good: its job fails
     has_backlog: bool = False  # its operators have more to give of what they have read, before it reads on
     most: int | None = None  # records to read at once, since a batch was cut
+    held_at: int = 0  # what its inputs were like when all that it read had to wait
     ran_s: float = 0.0
 
     def assign(self, assigned: AssignedTask) -> None:
@@ -77,7 +80,13 @@ class StreamTask:
     def held(self, stores: Mapping[str, StoreRef]) -> HeldTask:
         """How it stands, for the catalog."""
         open_at = {stores[name].id: at.position for name, at in self.replicas.items() if at.is_open}
-        return HeldTask(self.assigned.task, self.assigned.epoch, applied=open_at, has_backlog=self.has_backlog)
+        return HeldTask(
+            self.assigned.task,
+            self.assigned.epoch,
+            applied=open_at,
+            has_backlog=self.has_backlog,
+            held_at=self.held_at,
+        )
 
     def open(self) -> None:
         """Open its replicas; what was kept may be all that it needs."""
@@ -102,6 +111,11 @@ class StreamTask:
         if self.is_restored:
             with self.states() as states:
                 self.has_backlog = self.chain().has_backlog(states)
+
+    def hold(self) -> None:
+        """All that it can read has to wait for an input that may have something before it: until that is otherwise."""
+        self.held_at = self.assigned.heads_digest
+        self.assigned = msgspec.structs.replace(self.assigned, work=[])
 
     def note_run(self, cut_after: int | None) -> None:
         """A batch was run, and cut behind so many records (None: not at all)."""

@@ -36,14 +36,14 @@ from service.protocol import (
     StreamRef,
     TaskCommit,
 )
-from service.storage.segments import EncodedSegment, Storage, encode_segment, part_of
+from service.storage.segments import EncodedSegment, Storage, encode_repartitions, encode_segment, part_of
 from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
-from service.streams.inputs import Batch, Input, InputPosition, Origins, Part, Unread, batch_of
+from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
 from service.streams.measures import spread
 from service.streams.partitioner import sink_partition_of
-from service.streams.records import StateReader
-from service.streams.topology.chain import Chain, ChainResult
+from service.streams.records import REPARTITION_SCHEMA, StateReader, as_records
+from service.streams.topology.chain import Chain, ChainResult, Repartitioned
 from service.streams.topology.dropped import counted, kept
 from service.streams.topology.replays import select_kept
 
@@ -130,11 +130,13 @@ def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
 
     Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
     """
-    heads = zip(_inputs(assigned), assigned.inputs, strict=True)
-    unread = [Unread(each, InputPosition(head.position, head.frontier), head.position, []) for each, head in heads]
+    unread = _unread(assigned)
     for given in run.ranges:
         parts, end = _read_range(storage, given, MAX_BATCH_BYTES // len(run.ranges))
         unread[given.input] = replace(unread[given.input], end=end, parts=parts)
+    for number, head in enumerate(assigned.inputs):
+        if unread[number].end < head.end:  # what comes next is there, and was not looked at
+            unread[number] = replace(unread[number], bound=head.frontier)
     return batch_of(unread, assigned.skips)
 
 
@@ -142,11 +144,24 @@ def read_kept(storage: Storage, assigned: AssignedTask, given: KeptRange) -> Bat
     """Dropped records as they were kept, as a batch of the task's last input, or as much of their beginning as memory
     allows. Raises as `read_batch`.
     """
-    heads = zip(_inputs(assigned), assigned.inputs, strict=True)
-    unread = [Unread(each, InputPosition(head.position, head.frontier), head.position, []) for each, head in heads]
     parts, end = _read_range(storage, given.range, MAX_BATCH_BYTES)
     source = Input(given.stream_id, assigned.partition)
-    return batch_of([*unread, Unread(source, InputPosition(given.range.start), end, parts)], assigned.skips)
+    inputs = [replace(each, bound=None) for each in _unread(assigned)]
+    return batch_of([*inputs, Unread(source, InputPosition(given.range.start), end, parts)], assigned.skips)
+
+
+def _unread(assigned: AssignedTask) -> list[Unread]:
+    """The inputs of a task, before any of their records is read."""
+    return [
+        Unread(
+            Input(head.stream_id, head.partition, head.sub_log or 0),
+            InputPosition(head.position, head.frontier),
+            head.position,
+            [],
+            None if head.is_caught_up else head.bound,
+        )
+        for head in assigned.inputs
+    ]
 
 
 def _read_range(storage: Storage, given: InputRange, max_bytes: int) -> tuple[list[Part], int]:
@@ -156,14 +171,14 @@ def _read_range(storage: Storage, given: InputRange, max_bytes: int) -> tuple[li
     for chunk in given.chunks:
         if size >= max_bytes:
             return parts, end
-        part = part_of(chunk, storage.read_chunk(chunk), given.start, given.end)
+        part = (
+            part_of(chunk, storage.read_chunk(chunk), given.start, given.end)
+            if chunk.ranges is None
+            else storage.read_range(chunk, given.start, given.end)
+        )
         parts.append(part)
         end, size = min(chunk.end_offset, given.end), size + part.records.nbytes
     return parts, given.end
-
-
-def _inputs(assigned: AssignedTask) -> list[Input]:
-    return [Input(head.stream_id, head.partition) for head in assigned.inputs]
 
 
 # ---------------------------------------------------------------- doing
@@ -192,6 +207,12 @@ class Outcome:
     cut_after: int | None = None
 
     @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to commit: what was read has to wait."""
+        commit = self.commit
+        return not (commit.positions or commit.advance or commit.replayed or self.segments or commit.has_backlog)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all that is to be written, in memory."""
         return sum(batch.nbytes for segment in self.segments for batch in segment.batches)
@@ -218,7 +239,7 @@ class TaskRunner:
             for number, (start, position) in enumerate(zip(batch.starts, batch.positions(result.taken), strict=True))
             if position.offset > start.offset
         ]
-        outcome = self._outcome(result, started_s, positions=moves)
+        outcome = self._outcome(result, batch, started_s, positions=moves)
         return replace(outcome, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
 
     def replay(self, kept: Batch, given: KeptRange, states: States) -> Outcome:
@@ -231,7 +252,7 @@ class TaskRunner:
         if chosen.operator is None:
             return Outcome(self._commit(clock.NOT_STARTED, replayed=_replay_move(given, chosen.batch, 0)))
         result = self._run_up_to_failure(chosen.first, states, chosen.operator)
-        outcome = self._outcome(result, started_s, replayed=_replay_move(given, chosen.batch, result.taken))
+        outcome = self._outcome(result, kept, started_s, replayed=_replay_move(given, chosen.batch, result.taken))
         return replace(outcome, cut_after=result.taken if result.taken < chosen.batch.rows.num_rows else None)
 
     def _run_up_to_failure(self, batch: Batch, states: States, operator: str | None = None) -> ChainResult:
@@ -251,38 +272,45 @@ class TaskRunner:
     def go_on(self, states: States) -> Outcome:
         """A part of what operators have still to give of what they were given before. Raises OperatorFailed."""
         started_s = time.perf_counter()
-        return self._outcome(self.chain.go_on(states, self._no_rows()), started_s)
+        nothing = self._nothing()
+        return self._outcome(self.chain.go_on(states, nothing.origins), nothing, started_s)
 
     def advance(self, states: States, reason: AdvanceReason) -> Outcome:
         """Close what is open in the stores; the task is done when nothing is found to be."""
         started_s = time.perf_counter()
         if self.chain.horizon(states) is None:
             return Outcome(self._commit(clock.NOT_STARTED, advance=Advanced(None, reason)))
-        result = self.chain.close(states, reason, self._no_rows())
-        return self._outcome(result, started_s, advance=Advanced(result.stream_time, reason))
+        nothing = self._nothing()
+        result = self.chain.close(states, reason, nothing.origins)
+        return self._outcome(result, nothing, started_s, advance=Advanced(result.stream_time, reason))
 
-    def _no_rows(self) -> Origins:
-        """Of no rows: what waits in stores says where in the task's inputs it comes from."""
+    def _nothing(self) -> Batch:
+        """No rows: what waits in stores says where in the task's inputs it comes from."""
+        unread = _unread(self.assigned)
         dropped = self.routes.streams.get(self.chain.dropped or "")
-        replays = [] if dropped is None else [Input(dropped.id, self.assigned.partition)]
-        return Origins.none([*_inputs(self.assigned), *replays], self.assigned.skips)
+        if dropped is not None:
+            unread.append(Unread(Input(dropped.id, self.assigned.partition), InputPosition(0), 0, []))
+        return batch_of(unread, self.assigned.skips)
 
     def _outcome(
         self,
         result: ChainResult,
+        batch: Batch,
         started_s: float,
         *,
         positions: Sequence[Move] = (),
         advance: Advanced | None = None,
         replayed: Move | None = None,
     ) -> Outcome:
-        """The operators' results as a segment and a commit."""
+        """The operators' results of a batch as segments and a commit."""
         outputs = list(self._outputs(result))
         partition, stores = self.assigned.partition, self.routes.stores
         pieces = outputs + [(stores[name].changelog, partition, batch) for name, batch in result.changes.items()]
         if (dropped := self.chain.to_keep(result.dropped)) and self.chain.dropped is not None:
             pieces.append((self.routes.streams[self.chain.dropped].id, partition, kept(dropped, result.origins)))
         segments = [encode_segment(pieces)] if pieces else []
+        if result.repartitioned:  # apart: their bytes are read once, and go long before a changelog does
+            segments.append(encode_repartitions([self._by_target(each, batch) for each in result.repartitioned]))
         counters: Counters = {
             "records_in": result.taken,
             "records_out": sum(records.num_rows for _, _, records in outputs),
@@ -293,7 +321,12 @@ class TaskRunner:
         if advance is not None:
             counters["advances"] = {advance.reason: 1}
         commit = self._commit(
-            result.stream_time, positions=positions, advance=advance, replayed=replayed, counters=counters
+            result.stream_time,
+            positions=positions,
+            advance=advance,
+            replayed=replayed,
+            counters=counters,
+            has_backlog=result.is_more,
         )
         return Outcome(commit, segments, {name: len(outputs) + n for n, name in enumerate(result.changes)})
 
@@ -305,6 +338,7 @@ class TaskRunner:
         advance: Advanced | None = None,
         replayed: Move | None = None,
         counters: Counters | None = None,
+        has_backlog: bool = False,
     ) -> TaskCommit:
         return TaskCommit(
             commit_id=uuid.uuid4().hex,
@@ -316,14 +350,26 @@ class TaskRunner:
             replayed=replayed,
             counters=counters or {},
             stream_time=stream_time,
+            has_backlog=has_backlog,
         )
 
     def _outputs(self, result: ChainResult) -> Iterator[tuple[str, int, pa.RecordBatch]]:
         """(stream id, partition, records) of every sink, in the order in which they were forwarded."""
         for name, records in result.outputs:
             sink = self.routes.streams[name]
-            for target, part in _by_partition(records, sink.partitions, self.assigned.partition):
+            keys = records.column("key")
+            for target, part in _by_partition(records, keys, sink.partitions, self.assigned.partition):
                 yield sink.id, target, part
+
+    def _by_target(self, given: Repartitioned, batch: Batch) -> tuple[str, int, list[tuple[int, pa.RecordBatch]]]:
+        """(stream id, the task's partition of it, records (REPARTITION_SCHEMA) by target) of what other tasks go on
+        with.
+        """
+        reached = pa.array(batch.reached(given.rows.column("ordinal").to_numpy()))
+        columns = [*as_records(given.rows).columns, reached]
+        records = pa.RecordBatch.from_arrays(columns, schema=REPARTITION_SCHEMA)
+        own = self.assigned.partition
+        return self.routes.streams[given.stream].id, own, list(_by_partition(records, given.keys, given.targets, own))
 
 
 def _replay_move(given: KeptRange, batch: Batch, taken: int) -> Move:
@@ -331,11 +377,15 @@ def _replay_move(given: KeptRange, batch: Batch, taken: int) -> Move:
     return Move(given.range.input, given.range.start, batch.positions(taken)[-1].offset)
 
 
-def _by_partition(records: pa.RecordBatch, count: int, own: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Records by sink partition. Where all of them go to one, as they do with unchanged keys, nothing is copied."""
+def _by_partition(
+    records: pa.RecordBatch, keys: pa.Array, count: int, own: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Records by the partition that their keys belong to, rising. Where all go to one, as they do with unchanged keys,
+    nothing is copied.
+    """
     if not records.num_rows:
         return
-    targets = sink_partition_of(records.column("key"), count, own)
+    targets = sink_partition_of(keys, count, own)
     sizes = np.bincount(targets, minlength=count)
     used = np.flatnonzero(sizes)
     if len(used) == 1:

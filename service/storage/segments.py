@@ -51,6 +51,7 @@ from service.streams.records import (
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # the slots fill the cores already
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 _FRESH_MAX_BYTES = 32 << 20
+_REPARTITION_HEAD = REPARTITION_SCHEMA.serialize()
 _PROBE_BYTES = 4096  # a block: an empty file can be made on a full device
 
 
@@ -102,9 +103,9 @@ def encode_repartitions(
     sink = pa.BufferOutputStream()
     chunks = []
     for stream_id, partition, batches in pieces:
-        start, places = sink.tell(), []
+        start = sink.tell()
+        ends = [start + _REPARTITION_HEAD.size]  # the schema comes with the first batch, and belongs to none
         with pa.ipc.new_stream(sink, REPARTITION_SCHEMA, options=_WRITE_OPTIONS) as writer:
-            ends = [sink.tell()]
             for _, batch in batches:
                 writer.write_batch(batch)
                 ends.append(sink.tell())

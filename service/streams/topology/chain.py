@@ -59,7 +59,8 @@ class ChainResult:
     that caused each record (int64), which `origins` knows. `repartitioned`: what other tasks go on with. `changes`:
     CHANGELOG_SCHEMA by store name, of the stores that moved. `stream_time`: the highest timestamp (ms) of the rows that
     were taken, or the time that was moved to. `measures`: by operator what it measured. `taken`: how many rows of the
-    batch, from its first on; the others are to be given again, behind what the operators have still to do.
+    batch, from its first on; the others are to be given again, behind what the operators have still to do, where there
+    `is_more` of that.
     """
 
     origins: Origins
@@ -71,6 +72,7 @@ class ChainResult:
     stream_time: int = clock.NOT_STARTED
     measures: dict[str, Reading] = field(default_factory=dict)
     taken: int = 0
+    is_more: bool = False
 
     def keep(self, operator: str, store: StoreSpec | None, step: Step) -> None:
         """Keep what a step changed, dropped and measured."""
@@ -233,15 +235,24 @@ class Chain:
                 repartitioned, dropped = each.route(rows)
                 result.repartitioned.append(repartitioned)
                 result.dropped.extend(dropped)
-        return replace(result, taken=passing.source.num_rows, stream_time=passing.time)
+        return replace(result, taken=passing.source.num_rows, stream_time=passing.time, is_more=self._is_more(passing))
+
+    def _is_more(self, passing: _Pass) -> bool:
+        """Whether an operator has still something to do: what the pass left there, or what waits beside its way."""
+        return any(
+            passing.left[i] if i in passing.left else passing.has_backlog(i)
+            for i, place in enumerate(self._places)
+            if place.store is not None
+        )
 
 
 class _Pass:
     """Rows on their way along the operators, and what comes of it.
 
     `forward`: by place what its operator gave to those behind it. `source`: the rows that all of this comes from; none
-    where no batch is run. `fits`: set where the way ends as an operator can not take all: so many source rows it can.
-    `advance`: time moves on along the way, behind the rows.
+    where no batch is run. `left`: by place whether its operator has still something to do. `fits`: set where the way
+    ends as an operator can not take all: so many source rows it can. `advance`: time moves on along the way, behind the
+    rows.
     """
 
     def __init__(
@@ -254,6 +265,7 @@ class _Pass:
     ) -> None:
         self._places, self._states, self._origins = places, states, origins
         self.source, self.forward = source, {_SOURCE: source}
+        self.left: dict[int, bool] = {}
         self.fits: int | None = None
         self.result = ChainResult(origins)
         self._advance, self._moved = advance, set() if advance is None else {_SOURCE}
@@ -344,8 +356,13 @@ class _Pass:
         place = self._places[i]
         if place.store is not None:
             step = replace(step, changes=noted(left, self._origins, self._state(i), step.changes))
+            self.left[i] = not left.is_empty
         self.result.keep(place.name, place.store, step)
         self.forward[i] = step.forward
+
+    def has_backlog(self, i: int) -> bool:
+        """Whether its operator had something to do before this."""
+        return self._state(i).get(BACKLOG_KEY) is not None
 
     def _state(self, i: int) -> StateReader:
         store = self._places[i].store

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
+from service.storage import ranges
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import clock, inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged, SuppressionFull
 from service.streams.inputs import Batch, Input, InputPosition, Part, Unread
-from service.streams.partitioner import murmur2
-from service.streams.records import OFFSET_FIELD, Chunk, Published, as_records
+from service.streams.partitioner import murmur2, partition_of
+from service.streams.records import OFFSET_FIELD, RECORD_SCHEMA, Chunk, Published, as_records, as_task_rows
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
@@ -24,6 +26,7 @@ from service.streams.topology.spec import JobSpec
 from spark_jobs import commits, work
 from spark_jobs.client import Json
 from spark_jobs.commits import SegmentWriter
+from spark_jobs.tasks import StreamTask
 from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
 from tests.task import DictState, rows_of, shown
 
@@ -75,7 +78,7 @@ def given(start: int, end: int, *chunks: Chunk) -> Run:
 
 def read(storage: Storage, run: Run, *skips: tuple[int, int]) -> Batch:
     """Of a task whose inputs are `clicks`, which is read, and another one, which is not."""
-    heads = [InputHead("clicks", 0, run.ranges[0].start, 99), InputHead("others", 0, 5, 5)]
+    heads = [InputHead("clicks", 0, run.ranges[0].start, 99), InputHead("others", 0, 5, 5, is_caught_up=True)]
     return read_batch(storage, AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=list(skips)), run)
 
 
@@ -226,7 +229,7 @@ def test_a_batch_that_is_skipped_as_a_whole_still_moves_the_position(storage: St
 def test_several_inputs_are_one_batch_in_the_order_of_their_times_and_each_moves(storage: Storage) -> None:
     first = InputRange(0, 0, 2, [write(storage, 0, [record("a", 1), record("c", 3)])])
     second = InputRange(1, 5, 7, [write(storage, 5, [record("b", 2), record("d", 4)])])
-    heads = [InputHead("clicks", 0, 0, 2), InputHead("others", 0, 5, 7)]
+    heads = [InputHead("clicks", 0, 0, 2, is_caught_up=True), InputHead("others", 0, 5, 7, is_caught_up=True)]
     task = AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=[(1, 6)])
     found = read_batch(storage, task, Run([first, second]))
     assert [row["key"] for row in shown(found.rows)] == ["a", "b", "c"]
@@ -435,3 +438,83 @@ def test_names_are_registered_ahead(storage: Storage, monkeypatch: pytest.Monkey
     writer.top_up()
     writer.prepare(two_segments())
     assert names.asked == [4, 4]
+
+
+# ---------------------------------------------------------------- repartitioning
+
+REKEY = {"op": "select_key", "key": "value->>'id'"}
+
+
+def rekeyed(storage: Storage, source: Batch, own: int = 1) -> tuple[Outcome, Chunk]:
+    """Task `0_<own>` of a job that repartitions by id to four targets, run over a batch; the chunk that it writes."""
+    topology = compiled([REKEY, ONCE], 4)
+    routes = Routes({"job-once-repartition": StreamRef("between", 4)}, {})
+    outcome = TaskRunner(assigned(own), Chain(topology.sub_topologies[0], "fail"), routes).run(source, {})
+    (segment,) = outcome.segments
+    (meta,) = segment.chunks
+    path = path_of(uuid.uuid4().hex)
+    storage.write(path, segment)
+    place = (meta.byte_offset, meta.byte_length, meta.crc32)
+    assert (meta.stream_id, meta.partition) == ("between", own)
+    return outcome, Chunk(path, "s", 0, *place, 100, 100 + meta.records, meta.records, ranges=meta.ranges)
+
+
+def for_target(chunk: Chunk, target: int) -> Chunk:
+    return msgspec.structs.replace(chunk, ranges=ranges.of_target(chunk.ranges or b"", target))
+
+
+def test_each_target_reads_its_own_range_with_the_time_that_its_source_task_had_reached(storage: Storage) -> None:
+    ids = [{"id": name} for name in "abcdefgh"]
+    times = [5, 3, 9, 8, 7, 12, 11, 1]
+    outcome, chunk = rekeyed(storage, batch(*map(record, KEYS[:8], times, ids)))
+    assert (outcome.commit.positions, outcome.commit.has_backlog) == ([Move(0, 10, 18, 12)], False)
+    found: dict[int, list[tuple[str, int, int]]] = {}
+    for target in range(4):
+        own = for_target(chunk, target)
+        if own.ranges is not None:
+            part = storage.read_range(own, 0, 1000)
+            rows = shown(as_task_rows(part.records, pa.array(range(part.records.num_rows))))
+            assert part.aligned_at is not None
+            found[target] = [
+                (row["key"], row["timestamp"], time) for row, time in zip(rows, part.aligned_at.tolist(), strict=True)
+            ]
+    everything = [each for of_target in found.values() for each in of_target]
+    reached = [5, 5, 9, 9, 9, 12, 12, 12]
+    assert sorted(everything) == list(zip("abcdefgh", times, reached, strict=True))
+    for target, records in found.items():
+        assert [key for key, _, _ in records] == [
+            key for key in "abcdefgh" if partition_of(pa.array([key.encode()]), 4)[0] == target
+        ]
+
+
+def test_everybody_else_reads_all_targets_one_after_the_other(storage: Storage) -> None:
+    _, chunk = rekeyed(storage, batch(*(record("k", 1, {"id": str(i)}) for i in range(50))))
+    whole = storage.read_chunk(chunk)
+    assert (whole.num_rows, whole.schema) == (50, RECORD_SCHEMA)
+    firsts = [storage.read_range(for_target(chunk, target), 0, 1000).offsets for target in range(4)]
+    assert firsts == sorted(firsts)
+    assert firsts[0] == chunk.first_offset
+
+
+def test_a_range_that_is_torn_is_named(storage: Storage, tmp_path: Path) -> None:
+    _, chunk = rekeyed(storage, batch(*(record("k", 1, {"id": str(i)}) for i in range(50))))
+    file = tmp_path / chunk.path
+    body = bytearray(file.read_bytes())
+    own = for_target(chunk, 2)
+    place = chunk.byte_offset + int(ranges.unpack(own.ranges or b"")["byte_offset"][0]) + 40
+    body[place] ^= 1
+    file.write_bytes(body)
+    with pytest.raises(SegmentDamaged, match="a range of chunk 0"):
+        storage.read_range(own, 0, 1000)
+    assert storage.read_range(for_target(chunk, 0), 0, 1000).records.num_rows
+
+
+def test_what_can_not_run_yet_is_nothing_to_commit(storage: Storage) -> None:
+    waiting = InputRange(1, 5, 6, [write(storage, 5, [record("b", 20)])])
+    heads = [InputHead("clicks", 0, 3, 3, frontier=9, bound=9), InputHead("others", 0, 5, 6, is_caught_up=True)]
+    task = AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, work=[waiting], heads_digest=77)
+    outcome, _ = run(read_batch(storage, task, Run([waiting])))
+    assert outcome.is_nothing
+    held = StreamTask(task, {}, lambda: pytest.fail("its operators are not asked"))
+    held.hold()
+    assert (held.held({}).held_at, held.is_due) == (77, False)
