@@ -36,7 +36,11 @@ TAGS = [
 
 
 def takes(
-    body: type[Any], example: Mapping[str, Any] | None = None, *, other: type[Any] | None = None
+    body: type[Any],
+    example: Mapping[str, Any] | None = None,
+    *,
+    other: type[Any] | None = None,
+    is_required: bool = True,
 ) -> dict[str, Any]:
     """The `openapi_extra=` of a route that reads a JSON body of this pydantic model or msgspec struct, or the other."""
     bodies = [body] if other is None else [body, other]
@@ -45,7 +49,7 @@ def takes(
     content: dict[str, Any] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     if example is not None:
         content["example"] = dict(example)
-    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+    return {"requestBody": {"required": is_required, "content": {"application/json": content}}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Making and deleting jobs over HTTP: compile a specification, keep it and start it, remove a stopped job.
 
-Knows which records a job starts from, where the catalog knows only their chunk. Refuses to know what a specification
-means (`service.streams.topology`).
+Knows what is compiled and kept of a body. Refuses to know what a specification means (`service.streams.topology`).
 """
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -17,12 +17,13 @@ from service.api.bodies import answer, read_json
 from service.api.document import takes
 from service.api.job_views import JobView, job_view
 from service.api.job_waiting import Waiting, WaitingForStop, settled_job, until_settled
+from service.api.start_records import first_records
 from service.auth import Reader, Writer
-from service.catalog import job_creation, segments, start_positions, streams
-from service.problems import ProblemError, declared
-from service.storage.segments import offsets_of, part_of
+from service.catalog import job_creation, streams
+from service.catalog.shared_sinks import shared_sinks
+from service.catalog.start_positions import FirstRecords
+from service.problems import ProblemError, ProblemItemView, declared
 from service.streams.errors import InvalidSpec, Problem
-from service.streams.records import Chunk
 from service.streams.topology import graph
 from service.streams.topology.complaints import errors_below, pointer
 from service.streams.topology.graph import Topology
@@ -46,6 +47,15 @@ class CompiledView(BaseModel):
 
     spec: dict[str, Any]
     topology: dict[str, Any]
+
+
+class CreatedJobView(JobView):
+    """A new job."""
+
+    warnings: Annotated[
+        list[ProblemItemView] | None,
+        Field(description="Places of what was taken, and may be meant otherwise: sinks that others wrote or write."),
+    ] = None
 
 
 class ValidateRequest(BaseModel, extra="forbid"):
@@ -74,7 +84,7 @@ async def validate_job(request: Request, _: Reader) -> Response:
     status_code=201,
     responses={
         200: {"model": JobView, "description": "An equal job was there already"},
-        201: {"model": JobView},
+        201: {"model": CreatedJobView},
         **declared(400, 401, 403, 409, 413, 415, 422),
     },
     openapi_extra=takes(JobSpec, EXAMPLE),
@@ -82,9 +92,11 @@ async def validate_job(request: Request, _: Reader) -> Response:
 async def create_job(request: Request, caller: Writer, waiting: Annotated[Waiting, Query()]) -> Response:
     """Make a job and start it."""
     spec = JobSpec.parse(await read_json(request))
-    view, is_new = await run_in_threadpool(_create, request, spec, caller.name)
+    view, is_new, warnings = await run_in_threadpool(_create, request, spec, caller.name)
     if waiting.wait:
         view = await settled_job(request, spec.name, waiting)
+    if warnings:
+        view = {**view, "warnings": warnings}
     return answer(view, 201 if is_new else 200, headers={"Location": f"/v1/jobs/{spec.name}"})
 
 
@@ -125,37 +137,19 @@ def _validate(s: Session, spec: JobSpec) -> Topology:
     return topology
 
 
-def _create(request: Request, spec: JobSpec, who: str) -> tuple[dict[str, Any], bool]:
-    start = _start_at_timestamp(request, spec)
-    made: tuple[dict[str, Any], bool] = request.state.catalog.write(_submit, spec, who, start)
+class _Created(NamedTuple):
+    view: dict[str, Any]
+    is_new: bool
+    warnings: list[dict[str, str]]
+
+
+def _create(request: Request, spec: JobSpec, who: str) -> _Created:
+    records = first_records(request, spec.sources, spec.start)
+    made: _Created = request.state.catalog.write(_submit, spec, who, records)
     return made
 
 
-def _submit(s: Session, spec: JobSpec, who: str, records: start_positions.FirstRecords) -> tuple[dict[str, Any], bool]:
+def _submit(s: Session, spec: JobSpec, who: str, records: FirstRecords) -> _Created:
+    warnings = [asdict(each) for each in shared_sinks(s, spec)]
     job, is_new = job_creation.create_job(s, spec, _compile(s, spec), who=who, records=records)
-    return job_view(s, job), is_new
-
-
-def _start_at_timestamp(request: Request, spec: JobSpec) -> dict[tuple[str, int], int]:
-    """The first record of each partition from a timestamp on; the catalog alone knows only its chunk."""
-    timestamp = getattr(spec.start, "timestamp", None)
-    if timestamp is None:
-        return {}
-    found = {}
-    for name, partition, chunk in request.state.catalog.read(_chunks_at, spec, timestamp):
-        part = part_of(chunk, request.state.storage.read_chunk(chunk), chunk.first_offset)
-        row = int((part.records.column("timestamp").to_numpy() >= timestamp).argmax())
-        found[name, partition] = int(offsets_of(part)[row])
-    return found
-
-
-def _chunks_at(s: Session, spec: JobSpec, timestamp: int) -> list[tuple[str, int, Chunk]]:
-    found = []
-    for name in spec.sources:
-        stream = streams.find_stream(s, name)
-        for partition in range(stream.partitions if stream is not None else 0):
-            first = start_positions.chunk_at_timestamp(s, stream.id, partition, timestamp)  # type: ignore[union-attr]
-            if first is not None:
-                chunk = segments.chunks_from(s, stream.id, partition, first, 1).chunks[0]  # type: ignore[union-attr]
-                found.append((name, partition, chunk))
-    return found
+    return _Created(job_view(s, job), is_new, warnings if is_new else [])

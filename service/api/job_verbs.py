@@ -70,10 +70,10 @@ async def flush_job(request: Request, job: str, caller: Writer, waiting: Annotat
     responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
     openapi_extra=takes(SkipRequest, {"partition": 0, "offset": 4711}),
 )
-async def skip_record(request: Request, job: str, _: Admin) -> Response:
+async def skip_record(request: Request, job: str, caller: Admin) -> Response:
     """Let a failed job pass over one record; it runs again after `:restart`."""
     wanted = await read_model(request, SkipRequest)
-    view = await run_in_threadpool(request.state.catalog.write, _skip, job, wanted)
+    view = await run_in_threadpool(request.state.catalog.write, _skip, job, wanted, caller.name)
     return tagged_job(request, view)
 
 
@@ -95,6 +95,6 @@ def _flush(s: Session, name: str, who: str) -> dict[str, Any]:
     return find_job_view(s, name)
 
 
-def _skip(s: Session, name: str, wanted: SkipRequest) -> dict[str, Any]:
-    job_states.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream)
+def _skip(s: Session, name: str, wanted: SkipRequest, who: str) -> dict[str, Any]:
+    job_states.skip_record(s, name, partition=wanted.partition, offset=wanted.offset, stream=wanted.stream, who=who)
     return find_job_view(s, name)

@@ -68,7 +68,7 @@ class DroppedView(PageView[DroppedCountView]):
 
 
 class TransitionView(BaseModel):
-    """A change of state."""
+    """A change of a job: of its state, or one that leaves the state as it is."""
 
     at: str
     from_state: str | None
@@ -76,6 +76,10 @@ class TransitionView(BaseModel):
     reason: str
     who: str
     error: dict[str, Any] | None
+    kind: Annotated[
+        job_states.Kind, Field(description="Of its state, its specification; a reset, flush, replay or skip.")
+    ]
+    details: Annotated[dict[str, Any] | None, Field(description="What was asked for, of kinds but state and flush.")]
 
 
 @router.get("/v1/jobs", responses={200: {"model": PageView[JobView]}, **declared(401, 403, 422)})
@@ -170,7 +174,7 @@ def list_job_errors(request: Request, job: str, _: Reader, limit: Limit = 100, c
     "/v1/jobs/{job:name}/history", responses={200: {"model": PageView[TransitionView]}, **declared(401, 403, 404, 422)}
 )
 def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    """List a job's changes of state, latest first: why, and by whom."""
+    """List a job's changes, latest first, of state and specification, resets, flushes, replays, skips: why, by whom."""
     return answer(request.state.catalog.read(_transitions, job, limit, cursor))
 
 
@@ -194,7 +198,8 @@ def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -
         topology = graph.compile(spec, counts)  # who chose partitions since it was made is no reason to refuse this
     except InvalidSpec as error:  # a sink is where dropped records would go: nothing else of it is changed here
         raise InvalidSpec([Problem("/keep_dropped", each.detail) for each in error.errors]) from error
-    coordinator.change_spec(s, job, spec, topology, reason=f"changed: {change.to_text()}", who=who)
+    reason, details = f"changed: {change.to_text()}", change.to_json()
+    coordinator.change_spec(s, job, spec, topology, reason=reason, who=who, details=details)
     return find_job_view(s, name)
 
 
@@ -231,4 +236,6 @@ def _shown(row: JobTransitionRow) -> dict[str, Any]:
         "reason": row.reason,
         "who": row.who,
         "error": row.error,
+        "kind": row.kind,
+        "details": row.details,
     }

@@ -105,8 +105,17 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
     return None
 
 
-def set_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
-    """Give a locked job another specification, for the same sinks, stores and tasks.
+def set_spec(
+    s: Session,
+    job: JobRow,
+    spec: JobSpec,
+    topology: Topology,
+    *,
+    reason: str = "",
+    who: str = "",
+    details: Json | None = None,
+) -> None:
+    """Give a locked job another specification, for the same sinks, stores and tasks; `details`: what was asked for.
 
     Raises StreamExists in the place of the stream of dropped records.
     """
@@ -118,7 +127,7 @@ def set_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reas
     for sub_topology in topology.sub_topologies:
         _keep_dropped(s, job, sub_topology)
     job.etag += 1
-    note_transition(s, job, job.state, job.state, reason or "changed", who)
+    note_transition(s, job, job.state, job.state, reason or "changed", who, kind="spec", details=details)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
 
 

@@ -46,7 +46,8 @@ def begin_anew(
     counts, sources = {each.name: each.partitions for each in read}, {each.id: each.name for each in read}
     if found := [*unfit_for_sources(start, list(counts)), *unfit_for_partitions(start, counts)]:
         raise InvalidSpec(found)
-    internal = [stream for stream in streams_of(s, job.id, "internal") if stream.kind != "dropped"]
+    internal = streams_of(s, job.id, "internal")
+    dropped = [stream.id for stream in internal if stream.kind == "dropped"]
     partitions = {
         (at.stream_id, at.partition): at for at in lock_partitions_of(s, [*sources, *(each.id for each in internal)])
     }
@@ -58,6 +59,7 @@ def begin_anew(
         return InputPosition(start_of(s, start, sources[at.stream_id], partitions[at.stream_id, at.partition], records))
 
     job.flush, at_ms = None, now_ms(s)
+    job.replays_from = {str(at.partition): at.end_offset for at in partitions.values() if at.stream_id in dropped}
     for task in locked:
         task.positions = pack(first(at) for at in inputs[task.id])
         task.version += 1
@@ -67,7 +69,7 @@ def begin_anew(
         task.updated_ms = at_ms
     s.flush()
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_([task.id for task in locked])))
-    _renew_streams(s, job, internal)
+    _renew_streams(s, job, [stream for stream in internal if stream.id not in dropped])
 
 
 def _renew_streams(s: Session, job: JobRow, streams: Iterable[StreamRow]) -> None:
@@ -75,18 +77,16 @@ def _renew_streams(s: Session, job: JobRow, streams: Iterable[StreamRow]) -> Non
     old = {stream.id: (stream.name, stream.partitions, stream.kind) for stream in streams}
     of_stores = _taken(s, StoreRow, StoreRow.job_id == job.id)
     of_inputs = _taken(s, TaskInputRow, TaskInputRow.stream_id.in_(old))
-    s.execute(delete(JobStreamRow).where(JobStreamRow.stream_id.in_(old)))
+    of_job = _taken(s, JobStreamRow, JobStreamRow.stream_id.in_(old))
     remove_streams(s, list(old))
     new = {
         stream_id: create_stream(s, name, partitions=partitions, kind=kind, job_id=job.id).id
         for stream_id, (name, partitions, kind) in old.items()
     }
-    related = [{"job_id": job.id, "stream_id": stream_id, "role": "internal"} for stream_id in new.values()]
     stores = [{**row, "id": new_id(), "changelog_stream_id": new[row["changelog_stream_id"]]} for row in of_stores]
-    inputs = [{**row, "stream_id": new[row["stream_id"]]} for row in of_inputs]
-    _add(s, JobStreamRow, related)
     _add(s, StoreRow, stores)
-    _add(s, TaskInputRow, inputs)
+    for table, rows in ((JobStreamRow, of_job), (TaskInputRow, of_inputs)):
+        _add(s, table, [{**row, "stream_id": new[row["stream_id"]]} for row in rows])
 
 
 def _add(s: Session, table: type[CatalogTable], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -7,6 +7,8 @@ Locks are taken in the order of the catalog: jobs, tasks, then partitions by id.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -43,6 +45,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     "drain": (frozenset({DRAINING}), STOPPED),
     "fail": (STAFFED | {DRAINING}, FAILED),
 }
+Kind = Literal["state", "spec", "reset", "flush", "replay", "skip"]
 MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
 MAY_CHANGE = frozenset({STOPPED, FAILED})
@@ -65,12 +68,22 @@ def lock_tasks(s: Session, job_id: str) -> list[TaskRow]:
     return list(s.scalars(query.execution_options(populate_existing=True)))
 
 
-def move(s: Session, job: JobRow, verb: str, *, reason: str = "", who: str = "", error: Json | None = None) -> None:
-    """Take a locked job through one transition. Raises IllegalTransition."""
+def move(
+    s: Session,
+    job: JobRow,
+    verb: str,
+    *,
+    reason: str = "",
+    who: str = "",
+    error: Json | None = None,
+    details: Json | None = None,
+) -> None:
+    """Take a locked job through one transition; `details`: what was asked for. Raises IllegalTransition."""
     allowed, state = TRANSITIONS[verb]
     if job.state not in allowed:
         raise IllegalTransition(job.state, verb)
-    note_transition(s, job, job.state, state, reason or verb, who, error)
+    kind: Kind = "reset" if verb == "reset" else "state"
+    note_transition(s, job, job.state, state, reason or verb, who, error, kind=kind, details=details)
     job.state, job.reason = state, reason or verb
     job.etag += 1
     if verb in {"fail", "restart", "reset"}:
@@ -118,11 +131,13 @@ def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
     if job.state not in WORKING:
         raise IllegalTransition(job.state, "flush")
     ask_to_flush(s, job.id, lock_tasks(s, job.id))
-    note_transition(s, job, job.state, job.state, "flush", who)
+    note_transition(s, job, job.state, job.state, "flush", who, kind="flush")
     return job
 
 
-def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: str | None = None) -> None:
+def skip_record(
+    s: Session, name: str, *, partition: int, offset: int, stream: str | None = None, who: str = ""
+) -> None:
     """Let a failed job pass over one record of a source that it has not read yet, or over what waits of the last one
     that it read, if that is what it failed at; asking twice changes nothing.
 
@@ -142,12 +157,25 @@ def skip_record(s: Session, name: str, *, partition: int, offset: int, stream: s
     key = {"job_id": job.id, "stream_id": sources[at.stream], "partition": partition, "offset": offset}
     if s.get(SkipRow, key) is None:
         s.add(SkipRow(**key))
+        details = {"stream": at.stream, "partition": partition, "offset": offset}
+        note_transition(s, job, job.state, job.state, "skip", who, kind="skip", details=details)
 
 
 def note_transition(
-    s: Session, job: JobRow, from_state: str | None, to_state: str, reason: str, who: str, error: Json | None = None
+    s: Session,
+    job: JobRow,
+    from_state: str | None,
+    to_state: str,
+    reason: str,
+    who: str,
+    error: Json | None = None,
+    *,
+    kind: Kind = "state",
+    details: Json | None = None,
 ) -> None:
-    """Add a line to the history of a locked job; `from_state` equal to `to_state`: the state stays."""
+    """Add a line to the history of a locked job; `from_state` equal to `to_state`: the state stays. `details`: what was
+    asked for.
+    """
     s.add(
         JobTransitionRow(
             job_id=job.id,
@@ -157,5 +185,7 @@ def note_transition(
             reason=reason,
             who=who,
             error=error,
+            kind=kind,
+            details=details,
         )
     )

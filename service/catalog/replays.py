@@ -56,13 +56,19 @@ def ask_to_replay(s: Session, name: str, wanted: Wanted, *, who: str = "") -> Re
     if is_replaying(s, job.id):
         raise ReplayUnderWay(name)
     partitions = s.scalars(select(PartitionRow).where(PartitionRow.stream_id == kept.id))
-    found = {at.partition: PartitionToReplay(at.partition, at.start_offset, at.end_offset) for at in partitions}
+    first = job.replays_from or {}
+    found = {
+        at.partition: PartitionToReplay(
+            at.partition, max(at.start_offset, first.get(str(at.partition), 0)), at.end_offset
+        )
+        for at in partitions
+    }
     for task in tasks:
         at = found[task.partition]
         if at.start < at.end:
             said = {"position": at.start, "end": at.end, "wanted": msgspec.to_builtins(wanted)}
             task.replay = {"stream_id": kept.id, **said}
-    note_transition(s, job, job.state, job.state, "replay", who)
+    note_transition(s, job, job.state, job.state, "replay", who, kind="replay", details=msgspec.to_builtins(wanted))
     wake(s, job_topic(job.id), progress_topic(job.id))
     return ReplayAsked(kept.name, [found[partition] for partition in sorted(found)])
 

@@ -1,6 +1,6 @@
 """Where a job begins to read a partition: at its start or end, at an offset, at a timestamp.
 
-It knows chunks; the record of a timestamp inside a chunk is found by who reads chunks (`service.api.job_creation`).
+It knows chunks; the record of a timestamp inside a chunk is found by who reads chunks (`service.api.start_records`).
 """
 
 from __future__ import annotations

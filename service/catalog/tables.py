@@ -170,6 +170,7 @@ class JobRow(CatalogTable):
 
     `max_repartition_bytes`, `max_task_idle_ms`: null where each of its tasks reads one partition of a user's stream and
     no more. `flush`: the stage ({"stage"}: of sub-topologies) that a flush has reached, until it is done.
+    `replays_from`: partition → the first offset of its dropped records that were not dropped before a reset.
     """
 
     __tablename__ = "jobs"
@@ -189,6 +190,7 @@ class JobRow(CatalogTable):
     max_repartition_bytes: Mapped[int | None]
     max_task_idle_ms: Mapped[int | None]
     flush: Mapped[Json | None]
+    replays_from: Mapped[Json | None]
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
@@ -207,7 +209,9 @@ class JobStreamRow(CatalogTable):
 
 
 class JobTransitionRow(CatalogTable):
-    """A change of a job's state: why, and by whom; `error` when it is why."""
+    """A change of a job: of its state, or of what `kind` says (`job_states.Kind`); why, and by whom. `error` when it is
+    why, `details`: what was asked for.
+    """
 
     __tablename__ = "job_transitions"
 
@@ -219,6 +223,8 @@ class JobTransitionRow(CatalogTable):
     reason: Mapped[str]
     who: Mapped[str]
     error: Mapped[Json | None]
+    kind: Mapped[str] = mapped_column(server_default="state")
+    details: Mapped[Json | None]
 
 
 class SkipRow(CatalogTable):

@@ -5,6 +5,8 @@ It knows which of them end slots or take tasks; it refuses to know which state a
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -13,7 +15,7 @@ from service.catalog.engine import now_ms
 from service.catalog.job_creation import set_spec
 from service.catalog.job_states import MAY_CHANGE, MAY_RESET, STOP_FIRST, lock_job, move
 from service.catalog.start_positions import FirstRecords
-from service.catalog.tables import JobRow, SlotRow
+from service.catalog.tables import JobRow, Json, SlotRow
 from service.coordinator.leases import LIVE
 from service.coordinator.ownership import end_slots, lock_holdings, rebalance
 from service.streams.errors import IllegalTransition
@@ -34,10 +36,8 @@ def change_job(s: Session, name: str, verb: str, *, who: str = "", reason: str =
     return job
 
 
-def reset_job(
-    s: Session, name: str, start: Start | None = None, records: FirstRecords | None = None, *, who: str = ""
-) -> JobRow:
-    """Set a stopped or failed job back to a start, that of its specification where none is given; then it is stopped.
+def reset_job(s: Session, name: str, start: Start, records: FirstRecords | None = None, *, who: str = "") -> JobRow:
+    """Set a stopped or failed job back to a start; then it is stopped.
 
     Asked again it does so again: the same but for ids, epochs and versions. A slot that has not left a failed job yet
     is ended. Raises UnknownJob, IllegalTransition, InvalidSpec (what the start says of the job's sources).
@@ -45,23 +45,32 @@ def reset_job(
     job = lock_job(s, name=name)
     if job.state not in MAY_RESET:
         raise IllegalTransition(job.state, "be reset", STOP_FIRST)
-    asked = START.validate_python(job.spec["start"]) if start is None else start
-    move(s, job, "reset", reason=f"reset: {START.dump_json(asked).decode()}", who=who)
+    written = START.dump_python(start, mode="json")
+    move(s, job, "reset", reason=f"reset: {json.dumps(written)}", who=who, details={"start": written})
     holdings, at = lock_holdings(s, job.id), now_ms(s)
     for each in holdings:
         each.give(s, None, at)
-    job_resets.begin_anew(s, job, [each.task for each in holdings], asked, records)
+    job_resets.begin_anew(s, job, [each.task for each in holdings], start, records)
     _end_live_slots(s, job, "the job was reset")
     return job
 
 
-def change_spec(s: Session, job: JobRow, spec: JobSpec, topology: Topology, *, reason: str = "", who: str = "") -> None:
+def change_spec(
+    s: Session,
+    job: JobRow,
+    spec: JobSpec,
+    topology: Topology,
+    *,
+    reason: str = "",
+    who: str = "",
+    details: Json | None = None,
+) -> None:
     """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists.
 
     A slot that has not left a stopped or failed job yet is ended, so that it joins anew where the job goes on: there,
     streams and slots may change as well.
     """
-    set_spec(s, job, spec, topology, reason=reason, who=who)
+    set_spec(s, job, spec, topology, reason=reason, who=who, details=details)
     s.flush()
     if job.state not in MAY_CHANGE:
         return

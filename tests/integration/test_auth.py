@@ -32,6 +32,7 @@ ROUTES = [
     ("POST", "/v1/jobs/x:stop", None, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:restart", None, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:flush", None, {"writer", "admin"}),
+    ("POST", "/v1/jobs/x:reset", None, {"writer", "admin"}),
     ("PATCH", "/v1/jobs/x", {}, {"writer", "admin"}),
     ("DELETE", "/v1/jobs/x", None, {"writer", "admin"}),
     ("POST", "/v1/streams", {}, {"writer", "admin"}),

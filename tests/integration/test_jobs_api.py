@@ -443,3 +443,23 @@ def test_a_simulation_that_gives_too_much_is_refused_with_a_pointer(refusing: ht
     assert (answer.status_code, answer.json()["code"]) == (422, "simulation_too_large")
     assert [item["pointer"] for item in answer.json()["errors"]] == ["/records"]
     assert "100000" in answer.json()["detail"]
+
+
+def test_a_new_job_is_warned_of_sinks_that_others_wrote_or_write(api: httpx.Client) -> None:
+    def warned(**job: Any) -> list[tuple[str, str]]:
+        answer = api.post("/v1/jobs", json={"source": "clicks", **job})
+        assert answer.status_code == 201, answer.text
+        return [(each["pointer"], each["detail"]) for each in answer.json().get("warnings", [])]
+
+    assert warned(name="first", sink="out") == []
+    ((pointer, detail),) = warned(name="second", sink="out", start="latest")
+    assert pointer == "/sink"
+    assert detail == "'out' is written by 'first' too: results will lie among them"
+    api.post("/v1/streams", json={"name": "posted", "partitions": 1}).raise_for_status()
+    api.post("/v1/streams/posted/records", json={"records": [{"value": 1}, {"value": 2}]}).raise_for_status()
+    sinks = [{"stream": "fresh"}, {"stream": "posted"}]
+    ((pointer, detail),) = warned(name="third", sink=sinks)
+    assert pointer == "/sink/1/stream"
+    assert detail == "'posted' holds 2 record(s) that this job did not write: results will lie among them"
+    again = api.post("/v1/jobs", json={"source": "clicks", "name": "third", "sink": sinks})
+    assert (again.status_code, "warnings" in again.json()) == (200, False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from service.catalog.engine import Catalog
 from service.streams.topology.change import JobChange
+from service.streams.topology.starts import ResetRequest
 from spark_jobs import instance
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
@@ -35,6 +36,11 @@ def test_the_lineage_is_renewed_as_it_says(database_url: str) -> None:
 def test_the_body_of_a_change_is_one() -> None:
     [body] = re.findall(r"-X PATCH .*?--json '(.*?)'", PAGE, re.DOTALL)
     assert JobChange.parse(json.loads(body)).buffers["final"].when_full == "spill_to_disk"
+
+
+def test_the_body_of_a_reset_is_one() -> None:
+    [body] = re.findall(r":reset\" .*?--json '(.*?)'", PAGE)
+    assert ResetRequest.parse(json.loads(body)).start is not None
 
 
 def test_the_exit_codes_of_an_instance_are_all_there() -> None:

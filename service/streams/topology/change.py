@@ -7,7 +7,7 @@ know what the job's state is.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -74,6 +74,10 @@ class JobChange(Spec):
         chain = [operators.get(operator.name or "", operator) for operator in spec.operators]
         changed = self.model_dump(exclude={"buffers"}, exclude_unset=True)
         return JobSpec.parse(spec.model_copy(update={**changed, "operators": chain}).to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The change as JSON, only what it names."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
     def to_text(self) -> str:
         """The change as compact JSON, only what it names."""

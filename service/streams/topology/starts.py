@@ -80,7 +80,7 @@ Start = Annotated[
 START: TypeAdapter[Start] = TypeAdapter(Start)  # from and to what a specification stores
 
 
-class StartRequest(Spec):
+class ResetRequest(Spec):
     """A start, or none: the one that the job's specification has."""
 
     start: Annotated[

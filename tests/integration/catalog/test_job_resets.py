@@ -50,10 +50,8 @@ def stopped(catalog: Catalog, **more: Any) -> JobRow:
     return job
 
 
-def reset(catalog: Catalog, start: object = None, **more: Any) -> JobRow:
-    return catalog.write(
-        coordinator.reset_job, "visits", None if start is None else START.validate_python(start), **more
-    )
+def reset(catalog: Catalog, start: object = "earliest", **more: Any) -> JobRow:
+    return catalog.write(coordinator.reset_job, "visits", START.validate_python(start), **more)
 
 
 def tasks(catalog: Catalog, job: JobRow) -> list[TaskRow]:
@@ -92,6 +90,17 @@ def test_a_reset_job_is_as_it_was_made_under_new_ids(catalog: Catalog) -> None:
     assert state_of(catalog) == "stopped"
 
 
+def test_a_replay_begins_behind_the_reset(catalog: Catalog) -> None:
+    """What was dropped before is read again from the source, and is not to count twice."""
+    stopped(catalog, keep_dropped=True)
+    dropped = catalog.read(streams.get_stream, "visits-dropped")
+    post(catalog, dropped, {0: 7, 1: 2})
+    reset(catalog)
+    post(catalog, dropped, {0: 3})
+    asked = catalog.write(replays.ask_to_replay, "visits", Wanted())
+    assert [tuple(at) for at in asked.partitions] == [(0, 7, 10), (1, 2, 2)]
+
+
 def test_what_a_reset_frees_is_collected(catalog: Catalog) -> None:
     job = stopped(catalog)
     changelog = catalog.read(streams.get_stream, "visits-once-changelog")
@@ -117,7 +126,6 @@ def test_a_reset_job_reads_and_writes_again_once_it_runs(catalog: Catalog) -> No
 @pytest.mark.parametrize(
     ("start", "expected"),
     [
-        (None, [10, 10]),
         ("earliest", [0, 0]),
         ("latest", [10, 10]),
         ({"timestamp": 3}, [0, 0]),
@@ -125,10 +133,8 @@ def test_a_reset_job_reads_and_writes_again_once_it_runs(catalog: Catalog) -> No
         ({"offsets": {"clicks": {"0": 10}}}, [10, 0]),
     ],
 )
-def test_a_reset_takes_every_start_and_that_of_the_job_by_default(
-    catalog: Catalog, start: object, expected: list[int]
-) -> None:
-    job = stopped(catalog, start="latest")
+def test_a_reset_takes_every_start(catalog: Catalog, start: object, expected: list[int]) -> None:
+    job = stopped(catalog)
     reset(catalog, start)
     assert places(catalog, job) == expected
 
@@ -218,8 +224,9 @@ def test_history_says_who_reset_to_where(catalog: Catalog) -> None:
     job = stopped(catalog)
     reset(catalog, {"offsets": {"0": 4}}, who="me")
     row = catalog.read(jobs.transitions_of, job.id)[0]
-    found = (row.from_state, row.to_state, row.reason, row.who)
-    assert found == ("stopped", "stopped", 'reset: {"offsets":{"0":4}}', "me")
+    assert (row.from_state, row.to_state, row.kind, row.who) == ("stopped", "stopped", "reset", "me")
+    assert row.reason == 'reset: {"offsets": {"0": 4}}'
+    assert row.details == {"start": {"offsets": {"0": 4}}}
 
 
 def test_a_reset_wakes_who_waits_for_the_job(catalog: Catalog) -> None:

@@ -199,8 +199,11 @@ def test_only_a_failed_job_skips(catalog: Catalog) -> None:
 
 def test_a_skip_may_be_repeated(catalog: Catalog) -> None:
     failed(catalog)
-    for _ in range(2):
-        catalog.write(job_states.skip_record, "visits", partition=0, offset=3, stream="clicks")
+    for who in ("me", "you"):
+        catalog.write(job_states.skip_record, "visits", partition=0, offset=3, stream="clicks", who=who)
+    job = catalog.read(jobs.get_job, "visits")
+    skips = [(row.who, row.details) for row in catalog.read(jobs.transitions_of, job.id) if row.kind == "skip"]
+    assert skips == [("me", {"stream": "clicks", "partition": 0, "offset": 3})]
 
 
 @pytest.mark.parametrize(("offset", "partition", "error"), [(10, 0, InvalidSpec), (0, 1, UnknownPartition)])

@@ -6,7 +6,7 @@ import pytest
 
 from service.streams.errors import InvalidSpec
 from service.streams.topology.spec import JobSpec
-from service.streams.topology.starts import START, StartOffsets, StartRequest, unfit_for_partitions
+from service.streams.topology.starts import START, ResetRequest, StartOffsets, unfit_for_partitions
 
 
 def faults(start: object, source: object = ("a", "b")) -> list[str]:
@@ -77,5 +77,5 @@ def test_partitions_that_a_source_does_not_have_are_pointed_at() -> None:
 )
 def test_a_request_that_is_none_is_pointed_into(body: object, pointer: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
-        StartRequest.parse(body)
+        ResetRequest.parse(body)
     assert [each.pointer for each in refused.value.errors] == [pointer]

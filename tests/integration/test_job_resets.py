@@ -1,0 +1,219 @@
+"""`:reset` over HTTP: to every start, refused with a pointer or the state, and through slots that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.running import wait_until
+from tests.services import redis_server
+from tests.serving import Serving, serving
+from tests.sparkless import instance
+
+Json = dict[str, Any]
+
+COUNT: Json = {"op": "aggregate", "name": "n", "aggregates": {"n": {"fn": "count"}}}
+JOB: Json = {"name": "visits", "source": "clicks", "operators": [COUNT], "sink": "counts", "commit_interval_ms": 0}
+
+
+def records(*keys: str, first: int = 1_000) -> Json:
+    return {
+        "records": [{"key": key, "value": {}, "timestamp": first + i, "partition": 0} for i, key in enumerate(keys)]
+    }
+
+
+# ---------------------------------------------------------------- no slot
+
+
+@pytest.fixture
+def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
+    """A stopped job, trusting its two partitions, over ten records of the first."""
+    with serving(tmp_path, database_url) as running:
+        http = running.client("writer")
+        http.post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
+        http.post("/v1/streams/clicks/records", json=records(*"abcdefghij")).raise_for_status()
+        http.post("/v1/jobs", json=JOB | {"trust_partitions": True}).raise_for_status()
+        http.post("/v1/jobs/visits:stop").raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def api(service: Serving) -> httpx.Client:
+    return service.client("writer")
+
+
+def positions(job: Json) -> list[int]:
+    return [at["position"] for at in job["positions"]]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("earliest", [0, 0]),
+        ("latest", [10, 0]),
+        ({"timestamp": 1_006}, [6, 0]),
+        ({"offsets": {"0": 4}}, [4, 0]),
+        ({"offsets": {"clicks": {"0": 7}}}, [7, 0]),
+    ],
+)
+def test_a_stopped_job_is_reset_to_every_start(api: httpx.Client, start: object, expected: list[int]) -> None:
+    before = api.get("/v1/jobs/visits").json()
+    answer = api.post("/v1/jobs/visits:reset", json={"start": start})
+    assert answer.status_code == 200, answer.text
+    job = answer.json()
+    assert (job["state"], positions(job)) == ("stopped", expected)
+    assert job["version"] > before["version"]
+    assert answer.headers["ETag"]
+
+
+def test_a_reset_without_a_start_takes_that_of_the_specification(service: Serving) -> None:
+    api = service.client("writer")
+    api.post("/v1/jobs", json=JOB | {"name": "late", "trust_partitions": True, "start": {"timestamp": 1_008}})
+    api.post("/v1/jobs/late:stop")
+    for body in ({}, {"json": {}}, {"json": {"start": None}}):
+        api.post("/v1/jobs/late:reset", json={"start": "earliest"}).raise_for_status()
+        answer = api.post("/v1/jobs/late:reset", **body)
+        assert answer.status_code == 200, answer.text
+        assert positions(answer.json()) == [8, 0]
+
+
+def test_history_tells_resets_from_changes_of_state(service: Serving) -> None:
+    api = service.client("writer")
+    api.post("/v1/jobs/visits:reset", json={"start": {"offsets": {"0": 4}}}).raise_for_status()
+    tag = api.get("/v1/jobs/visits").headers["ETag"]
+    api.patch("/v1/jobs/visits", json={"max_batch_records": 7}, headers={"If-Match": tag}).raise_for_status()
+    found = api.get("/v1/jobs/visits/history", params={"limit": 2}).json()
+    spec, reset = found["items"]
+    assert (spec["kind"], spec["details"], spec["who"]) == ("spec", {"max_batch_records": 7}, "writer")
+    assert (reset["kind"], reset["details"]) == ("reset", {"start": {"offsets": {"0": 4}}})
+    assert (reset["from_state"], reset["to_state"], reset["who"]) == ("stopped", "stopped", "writer")
+    following = api.get("/v1/jobs/visits/history", params={"cursor": found["next"]}).json()["items"]
+    assert [(item["kind"], item["to_state"]) for item in following][-1] == ("state", "starting")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"start": "now"}, "/start"),
+        ({"start": 7}, "/start"),
+        ({"start": {}}, "/start/timestamp"),
+        ({"start": {"timestamp": -1}}, "/start/timestamp"),
+        ({"start": {"offsets": {"0": 11}}}, "/start/offsets/0"),
+        ({"start": {"offsets": {"0": 2**63}}}, "/start/offsets/0"),
+        ({"start": {"offsets": {"2": 0}}}, "/start/offsets/2"),
+        ({"start": {"offsets": {"clicks": {"0": 11}}}}, "/start/offsets/clicks/0"),
+        ({"start": {"offsets": {"views": {"0": 1}}}}, "/start/offsets/views"),
+        ({"from": "latest"}, "/from"),
+        ([], ""),
+    ],
+)
+def test_a_start_that_can_not_be_is_pointed_at(api: httpx.Client, body: object, pointer: str) -> None:
+    answer = api.post("/v1/jobs/visits:reset", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+    assert positions(api.get("/v1/jobs/visits").json()) == [0, 0]
+
+
+def test_bodies_that_are_no_resets_are_told_apart(api: httpx.Client) -> None:
+    text = api.post("/v1/jobs/visits:reset", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (text.status_code, text.json()["code"]) == (415, "unsupported_media_type")
+    broken = api.post("/v1/jobs/visits:reset", content=b"{", headers={"Content-Type": "application/json"})
+    assert (broken.status_code, broken.json()["code"]) == (400, "malformed_json")
+
+
+def test_only_a_job_that_nobody_runs_is_reset_and_only_by_a_writer(service: Serving) -> None:
+    api = service.client("writer")
+    assert service.client("reader").post("/v1/jobs/visits:reset").status_code == 403
+    assert service.client(None).post("/v1/jobs/visits:reset").status_code == 401
+    assert api.post("/v1/jobs/nobody:reset").json()["code"] == "unknown_job"
+    api.post("/v1/jobs/visits:restart").raise_for_status()
+    answer = api.post("/v1/jobs/visits:reset")
+    assert (answer.status_code, answer.json()["code"]) == (409, "illegal_transition")
+    assert answer.json()["detail"].startswith("A job that is starting can not be reset: `:stop` it first")
+
+
+# ---------------------------------------------------------------- through slots
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+    """A service whose lookups read views in Redis, and an instance without Spark."""
+    folder = tmp_path_factory.mktemp("resets")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
+    with (
+        redis_server() as redis_url,
+        serving(folder, f"sqlite:///{folder}/catalog.db", redis_url=redis_url) as running,
+        instance(running, folder / "replicas"),
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+    """A service whose lookups read the replicas, and an instance without Spark."""
+    folder = tmp_path_factory.mktemp("resets")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
+    replica_dir = folder / "replicas"
+    with (
+        serving(folder, f"sqlite:///{folder}/catalog.db", replica_dir=replica_dir) as running,
+        instance(running, replica_dir),
+    ):
+        yield running
+
+
+def looked_up(api: httpx.Client, key: str) -> list[int]:
+    answer = api.get(f"/v1/stores/visits-n/keys/{key}").raise_for_status()
+    return [item["value"]["n"] for item in answer.json()["items"]]
+
+
+def counts(api: httpx.Client) -> list[tuple[str, int]]:
+    found = api.get("/v1/streams/counts/records?partition=0&from_offset=0&limit=1000").raise_for_status().json()
+    return [(record["key"], record["value"]["n"]) for record in found["records"]]
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("where", ["replicas", "views"])
+def test_a_reset_job_counts_from_nothing_and_lookups_forget_what_was(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    api = request.getfixturevalue(where).client("writer")
+    api.post("/v1/streams", json={"name": "clicks", "partitions": 1}).raise_for_status()
+    api.post("/v1/streams/clicks/records", json=records("a", "b", "a")).raise_for_status()
+    api.post("/v1/jobs", json=JOB, params={"wait": "caught_up", "timeout_ms": 30_000}).raise_for_status()
+    assert (looked_up(api, "a"), looked_up(api, "b")) == ([2], [1])
+    first = [("a", 1), ("b", 1), ("a", 2)]
+    assert counts(api) == first
+
+    api.post("/v1/jobs/visits:stop?wait=stopped").raise_for_status()
+    reset = api.post("/v1/jobs/visits:reset", json={"start": {"offsets": {"0": 1}}}).raise_for_status().json()
+    assert (reset["stream_time"], reset["caught_up"]) == (None, False)
+    assert (looked_up(api, "a"), looked_up(api, "b")) == ([], [])
+    assert api.get("/v1/jobs/visits/metrics").json()["records_in"] == 0
+
+    api.post("/v1/jobs/visits:restart", params={"wait": "caught_up", "timeout_ms": 30_000}).raise_for_status()
+    wait_until(lambda: api.get("/v1/jobs/visits").json()["caught_up"], 30, "the job has read all again")
+    assert (looked_up(api, "a"), looked_up(api, "b")) == ([1], [1])
+    assert counts(api) == [*first, ("b", 1), ("a", 1)]
+    assert api.get("/v1/jobs/visits/metrics").json()["records_in"] == 2
+
+
+@pytest.mark.services
+def test_a_failed_job_goes_on_from_a_start_behind_its_fault(replicas: Serving) -> None:
+    api = replicas.client("writer")
+    api.post("/v1/streams", json={"name": "sums", "partitions": 1}).raise_for_status()
+    broken = {"op": "map_values", "select": {"v": "(value->>'v')::bigint"}}
+    bodies = [{"key": "k", "value": {"v": v}, "timestamp": 1} for v in ("1", "x", "3")]
+    api.post("/v1/streams/sums/records", json={"records": bodies}).raise_for_status()
+    job = {"name": "sum", "source": "sums", "operators": [broken], "sink": "sum-out", "commit_interval_ms": 0}
+    api.post("/v1/jobs", json=job).raise_for_status()
+    wait_until(lambda: api.get("/v1/jobs/sum").json()["state"] == "failed", 30, "the job failed")
+    reset = api.post("/v1/jobs/sum:reset", json={"start": {"offsets": {"0": 2}}}).raise_for_status().json()
+    assert (reset["state"], reset["error"]) == ("stopped", None)
+    api.post("/v1/jobs/sum:restart", params={"wait": "caught_up", "timeout_ms": 30_000}).raise_for_status()
+    wait_until(lambda: api.get("/v1/jobs/sum").json()["caught_up"], 30, "the job has read what is left")
+    found = api.get("/v1/streams/sum-out/records?partition=0&from_offset=0").json()["records"]
+    assert [record["value"] for record in found] == [{"v": 1}, {"v": 3}]
