@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from service.simulate.request import SimulatedRecord, SimulateRequest, batches, sees_batches
 from service.storage.replica import Replica
 from service.streams.errors import SimulationTooLarge
+from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 MAX_ITEMS: Final = 100_000  # in an answer: outputs, dropped records and entries of stores, together
@@ -55,15 +56,17 @@ class Reach:
 
 
 def check_reach(
-    body: SimulateRequest, spec: JobSpec, reach: Reach, texts: Sequence[str | None], *, replicas: int
+    body: SimulateRequest, spec: JobSpec, topology: Topology, reach: Reach, texts: Sequence[str | None]
 ) -> None:
     """Refuse a request that is too large before anything runs. Raises SimulationTooLarge."""
-    tasks = len({record.partition for record in body.records})
-    if tasks * replicas > MAX_REPLICAS:
-        detail = (
-            f"{tasks} partitions with {replicas} stores each are more than the {MAX_REPLICAS} that are kept at once"
+    given = len({record.partition for record in body.records})
+    replicas = sum(
+        (each.partitions if each.upstreams else given) * len(each.stores()) for each in topology.sub_topologies
+    )
+    if replicas > MAX_REPLICAS:
+        raise SimulationTooLarge(
+            f"the tasks of the job keep {replicas} stores, at most {MAX_REPLICAS} are kept at once"
         )
-        raise SimulationTooLarge(detail)
     largest = max((len(text) for text in texts if text is not None), default=0)
     if reach.hops > MAX_ITEMS or (reach.has_values and reach.hops > 1 and reach.hops * largest > _FED_BYTES):
         detail = f"one record of {largest} bytes falls into {reach.hops} windows"
@@ -116,20 +119,20 @@ class Bounds:
             held = f"{_MAX_STORED} keys" if keys > _MAX_STORED else f"{_MAX_DISK} bytes on disk"
             raise self.too_large(f"fill stores with more than {held}")
 
-    def cut(self, sizes: Sequence[int], begin: int, stop: int) -> int:
-        """Where records (their bytes in `sizes`) from `begin` on are cut, up to `stop`: at least one goes in at once.
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """How many of some records (bytes of each) go in at once, from the first on: at least one.
 
         The first of them may be in the result of each of the others, as with `collect`.
         """
         size = 0
-        for end in range(begin, min(stop, begin + _FED_RECORDS)):
-            size += sizes[end]
-            count = end + 1 - begin
+        for before, own in enumerate(sizes[:_FED_RECORDS]):
+            size += own
+            count = before + 1
             is_wide = count * max(self.reach.most, self.widest) > MAX_ITEMS
             weight = size * self.reach.most if self.reach.has_values else size
             if is_wide or count * max(weight, self.heaviest) > _FED_BYTES:
-                return max(begin + 1, end)
-        return min(stop, begin + _FED_RECORDS)
+                return max(1, before)
+        return min(len(sizes), _FED_RECORDS)
 
     def too_large(self, what: str) -> SimulationTooLarge:
         return SimulationTooLarge(f"{self.records} records {what}: send fewer, or a job that gives less")

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from service.streams.errors import InvalidRecords, Problem
-from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
+from service.streams.inputs import Part
 from service.streams.operators.fields import MAX_INT64
 from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
@@ -105,9 +105,7 @@ def compiled(body: SimulateRequest) -> tuple[JobSpec, Topology]:
     partitions = 1 + max((record.partition for record in body.records), default=0)
     with errors_below(body.job_at):
         spec = JobSpec.parse(_DEFAULTS | body.job)
-        topology = graph.compile(spec, dict.fromkeys(spec.sources, partitions))
-        graph.require_one_sub_topology(spec, topology)
-        return spec, topology
+        return spec, graph.compile(spec, dict.fromkeys(spec.sources, partitions))
 
 
 def check_streams(records: list[SimulatedRecord], sources: list[str]) -> None:
@@ -133,12 +131,7 @@ def sees_batches(spec: JobSpec) -> bool:
     return any(operator.sees_batches for operator in spec.operators)
 
 
-def input_of(partition: int) -> Input:
-    """The log that the task of a partition reads."""
-    return Input("", partition)
-
-
-def as_batch(log: Input, records: Sequence[NumberedRecord]) -> Batch:
+def as_part(records: Sequence[NumberedRecord]) -> Part:
     """Records as they lie in a log: the offset of each is its position in the request. Raises InvalidRecords."""
     nothing = pa.nulls(len(records), pa.int64())
     columns = [
@@ -150,8 +143,7 @@ def as_batch(log: Input, records: Sequence[NumberedRecord]) -> Batch:
         pa.nulls(len(records), pa.utf8()),
     ]
     offsets = np.array([offset for offset, _, _ in records], np.int64)
-    part = Part(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
-    return batch_of([Unread(log, InputPosition(records[0][0]), records[-1][0] + 1, [part])])
+    return Part(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), offsets)
 
 
 def written_values(body: bytes) -> list[str | None]:

@@ -6,9 +6,9 @@ segments and no Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -46,15 +46,19 @@ class SimulatedTask:
             opened.callback(replicas[store.name].close)
         return cls(partition, chain, replicas)
 
-    def run(self, batch: Batch) -> Iterator[ChainResult]:
-        """Results of a batch, replayed before each is given; as many as it takes."""
+    def run(self, batch: Batch, fitting: Callable[[pa.RecordBatch], int]) -> Iterator[tuple[ChainResult, Batch]]:
+        """Results of a batch, each with what was run of it, replayed before they are given; as many as it takes.
+
+        `fitting`: how many of some rows may go in at once.
+        """
         while batch.rows.num_rows:
+            first = replace(batch, rows=batch.rows.slice(0, fitting(batch.rows)))
             with self._states() as states:
-                result = self.chain.run(batch, states)
+                result = self.chain.run(first, states)
             self.stream_time = max(self.stream_time, result.stream_time)
             self._replay(result.changes)
-            yield result
-            yield from self._backlog(batch.origins.inputs)
+            yield result, batch
+            yield from ((more, batch) for more in self._backlog(batch.origins.inputs))
             batch = batch.rest(result.taken)
 
     def advance(self, to: int, inputs: Sequence[Input]) -> Iterator[ChainResult]:

@@ -5,8 +5,9 @@ from pydantic import ValidationError
 
 from service.simulate import SimulateRequest, bounds, simulate
 from service.simulate.request import compiled
-from service.simulate.run import Simulation, place_of
+from service.simulate.run import place_of
 from service.streams.errors import ExpressionFailed, InvalidRecords, InvalidSpec, OperatorFailed, SimulationTooLarge
+from service.streams.topology.chain import Chain
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 10}
 PAIR = {"op": "deduplicate_by_key_value", "name": "pair", "id": "value->>'id'", "interval_ms": 10}
@@ -82,8 +83,63 @@ def test_problems_of_the_job_are_pointed_at_below_job():
 def test_problems_that_only_the_topology_shows_are_below_job_too():
     moved = [{"op": "select_key", "key": "value->>'id'"}, ONCE]
     with pytest.raises(InvalidSpec) as caught:
-        answer(moved, [record("a", 1, partition=1)])
-    assert [problem.pointer for problem in caught.value.errors] == ["/job/operators/1"]
+        answer(moved, [record("a", 1, partition=1)], job={"name": "x", "sink": "x-once-repartition"})
+    assert [problem.pointer for problem in caught.value.errors] == ["/job/sink"]
+
+
+def test_records_meet_by_their_new_key_in_the_order_of_time():
+    moved = [{"op": "select_key", "key": "value->>'id'"}, {**PAIR, "op": "deduplicate_by_key", "id": None}]
+    del moved[1]["id"]
+    late = [record("a", 30, {"id": "i"}, partition=0), record("b", 25, {"id": "i"}, partition=1)]
+    found = answer(moved, [*late, record("c", 99, {"id": "j"}, partition=2)])
+    assert [(each["key"], each["timestamp"]) for each in found["outputs"]] == [("i", 25), ("j", 99)]
+    assert [(each["operator"], each["timestamp"]) for each in found["dropped"]] == [("pair", 30)]
+    assert {name[0] for name in found["stream_time"]} == {"0", "1"}
+
+
+def test_the_global_deduplicate_keeps_keys_and_lets_null_ids_pass():
+    everywhere = {"op": "deduplicate", "name": "once", "id": "value->>'id'", "interval_ms": 10}
+    records = [record(str(p), 5 + p, {"id": "i"}, partition=p) for p in range(3)] + [
+        record("n", 1, {}, partition=2)
+    ] * 2
+    found = answer([everywhere], records)
+    assert [(each["key"], each["timestamp"]) for each in found["outputs"]] == [("0", 5), ("n", 1), ("n", 1)]
+
+
+def test_several_sources_are_taken_in_the_order_of_time():
+    count = {
+        "op": "aggregate",
+        "name": "n",
+        "aggregates": {"n": {"fn": "count"}, "last": {"fn": "last", "of": "value"}},
+    }
+    records = [record("a", 5, 1, stream="left"), record("a", 3, 2, stream="right"), record("a", 6, 3, stream="right")]
+    found = answer([count], records, job={"source": ["left", "right"]})
+    assert [each["value"] for each in sorted(found["outputs"], key=lambda each: each["value"]["n"])] == [
+        {"n": 1, "last": 2},
+        {"n": 2, "last": 1},
+        {"n": 3, "last": 3},
+    ]
+
+
+def test_a_failure_behind_a_repartition_points_to_the_record_that_caused_it():
+    strict = {"op": "filter", "name": "strict", "where": "(value->>'v')::bigint > 0"}
+    moved = [{"op": "repartition", "name": "again"}, strict]
+    with pytest.raises(OperatorFailed) as failed:
+        answer(moved, [record("a", 1, {"v": 1}), record("b", 1, {"v": "x"}, partition=1)])
+    assert [problem.pointer for problem in failed.value.errors] == ["/records/1"]
+
+
+def test_time_moves_on_behind_a_repartition_once_what_is_before_it_is_through():
+    window = {"type": "tumbling", "size_ms": 10}
+    counts = {"window": window, "aggregates": {"n": {"fn": "count"}}, "emit": "on_window_close"}
+    chain = [
+        {"op": "aggregate", "name": "first", **counts},
+        {"op": "select_key", "key": "'all'"},
+        {"op": "aggregate", "name": "second", **counts},
+    ]
+    records = [record(key, 3, partition=p) for p, key in enumerate("abc")]
+    found = answer(chain, records, advance_to=1000)
+    assert [(each["key"], each["value"]) for each in found["outputs"]] == [("all", {"n": 3})]
 
 
 def test_a_record_of_another_stream_is_refused():
@@ -160,11 +216,16 @@ def too_large(operators, records, **fields):
 
 def test_more_outputs_than_an_answer_takes_are_refused_before_all_are_made(monkeypatch):
     fed = []
-    feed = Simulation.feed
-    monkeypatch.setattr(Simulation, "feed", lambda run, records: (fed.extend(records), feed(run, records)))
+    run = Chain.run
+
+    def counted(chain, batch, states):
+        fed.append(batch.rows.num_rows)
+        return run(chain, batch, states)
+
+    monkeypatch.setattr(Chain, "run", counted)
     records = [record("k", 10_000 + i) for i in range(1000)]
     assert "more than 100000 items" in too_large([aggregate(HOPS)], records)
-    assert len(fed) <= 200
+    assert sum(fed) <= 200
 
 
 def test_outputs_that_grow_with_what_is_collected_are_refused_by_their_bytes(monkeypatch):
@@ -214,7 +275,7 @@ def test_a_simulation_has_a_time_limit(monkeypatch):
 
 def test_many_partitions_with_many_stores_are_refused():
     many = [{**ONCE, "name": f"once_{i}"} for i in range(3)]
-    assert "200 partitions with 3 stores" in too_large(many, [record("a", 1, partition=p) for p in range(200)])
+    assert "keep 600 stores, at most 512" in too_large(many, [record("a", 1, partition=p) for p in range(200)])
 
 
 @pytest.mark.parametrize("operator", [aggregate(HOPS), aggregate({"type": "sliding", "time_difference_ms": 50}, ALL)])
@@ -241,5 +302,5 @@ def test_a_failure_that_no_record_caused_points_to_its_operator():
     full = {"op": "suppress", "name": "full", "until": "time_limit", "time_limit_ms": 5, "buffer": {"max_bytes": 8}}
     full["buffer"]["when_full"] = "shut_down"
     error = OperatorFailed("full", None, "no")
-    job = compiled(SimulateRequest(job={"operators": [ONCE, full]}))[1]
-    assert place_of(error, job.sub_topologies[0]) == "/job/operators/1"
+    spec, _ = compiled(SimulateRequest(job={"operators": [ONCE, full]}))
+    assert place_of(error, spec) == "/job/operators/1"
