@@ -4,7 +4,7 @@ Knows how the parts are put together. Refuses to know what any of them does.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypedDict
 
@@ -33,12 +33,13 @@ from service.api import (
     tokens,
 )
 from service.api.post_bodies import PostBodies
-from service.api.quick_lookups import QuickLookups
+from service.api.quick_lookups import QuickLookups, RepeatedLookups, is_like_a_lookup
 from service.api.quick_posts import QuickPosts
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
 from service.collector import Collector
+from service.connections import QuickGet
 from service.ingest import AppendBuffer
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.loops import Loop, Loops
@@ -82,13 +83,22 @@ class Service(FastAPI):
         scope["app"] = self
         await self._border(scope, receive, send)
 
+    def quick_gets(
+        self, target: bytes, fields: Sequence[tuple[bytes, bytes]], state: Mapping[str, Any]
+    ) -> QuickGet | None:
+        """Who answers GETs with the fields of this one ahead of ASGI (`service.connections`)."""
+        return RepeatedLookups(fields, state, self._is_draining) if is_like_a_lookup(target, fields) else None
+
+    def _is_draining(self) -> bool:
+        return bool(self.state.is_draining)
+
 
 async def _leave_to_the_border(_: Request, error: Exception) -> Response:
     """Else the framework would answer a fault first, and in its own words."""
     raise error
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> Service:
     """The service as an ASGI application; nothing is opened before it starts."""
 
     @asynccontextmanager
@@ -98,7 +108,7 @@ def create_app(settings: Settings) -> FastAPI:
         state["ingest"].start()
         state["loops"].start()
         # 0.5 s of CPU for numba and its kernel, which neither the start nor the first records should wait for
-        loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, b""))
+        loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, bytes(partitioner.SHORT + 1)))
         try:
             yield state
         finally:

@@ -7,6 +7,7 @@ Knows headers and time spent. Refuses to know routes, and bodies (`service.incom
 import random
 import re
 import time
+from collections.abc import Iterable
 
 import structlog
 from starlette.requests import ClientDisconnect, Request
@@ -39,7 +40,7 @@ class RequestBorder:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["request_id"] = request_id = _request_id(scope)
+        scope["request_id"] = request_id = given_request_id(scope["headers"]) or new_request_id()
         structlog.contextvars.bind_contextvars(request_id=request_id)  # of this request's own task
         started = time.perf_counter()
         status = 0
@@ -80,14 +81,19 @@ class RequestBorder:
         )
 
 
-def _request_id(scope: Scope) -> str:
-    """The caller's own id when it is a decent one, else a new one."""
-    for name, value in scope["headers"]:
+def given_request_id(fields: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The caller's own id where it is a decent one."""
+    for name, value in fields:
         if name == b"x-request-id":
             given = value.decode("latin-1")
             if _REQUEST_ID.fullmatch(given):
                 return str(given)
-    return f"{random.getrandbits(128):032x}"  # it only has to differ from others: no system call
+    return None
+
+
+def new_request_id() -> str:
+    """Of a caller who gave none. It only has to differ from others: no system call."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def _draining(request: Request) -> Response:

@@ -6,15 +6,20 @@ The parser has no limits. It joins the pieces of a field by copying them: one he
 stopped everybody for 8 s and took 900 MB. uvicorn waits for ever for the rest of a head or a body, lets in as many
 connections as there are files, and answers what is no HTTP as text. What is refused here is a problem like any other,
 and ends the connection.
+
+Clients that keep a connection repeat their fields byte for byte. Where the parser took them for a GET without a body,
+and an answerer knows them (`QuickGets`), the next request with the same bytes after its first line is answered without
+parser and framework (ADR 14).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import httptools
 import structlog
@@ -27,22 +32,45 @@ from service.settings import Settings
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and fields; also trailers, and the extensions of a chunk
 MAX_FIELDS: Final = 100
+MAX_REPEATED_BYTES: Final = 4 << 10  # of a head whose fields are remembered
 MAX_PIPELINED: Final = 64  # requests that wait for the answers before theirs
 LINGER_S: Final = 1.0  # how long what still comes is thrown away, so that the answer is not lost by a reset
 
 _TOO_LONG = f"a request may have {MAX_HEAD_BYTES} bytes of head, {MAX_FIELDS} fields"
 
 
+# By its target: the fields and the body of an answer 200, now or soon; None where the framework is to answer.
+QuickGet: TypeAlias = Callable[[bytes], "bytes | asyncio.Future[bytes | None] | None"]
+# By target and fields (lower-case names) of a GET, and the app's state: who answers others with the same fields.
+QuickGets: TypeAlias = Callable[[bytes, Sequence[tuple[bytes, bytes]], Mapping[str, Any]], QuickGet | None]
+_LINE = re.compile(rb"GET (/[A-Za-z0-9/_.~%+:@,=?&!$'()*;-]*) HTTP/1\.1\r\n")
+_NOT_PLAIN: Final = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+
+
 class _Refused(Exception):
     """Raised in the parser's callbacks, which turn it into an error of their own."""
+
+
+class _Fields(NamedTuple):
+    """The bytes behind the first line of a GET without a body, and who answers such requests."""
+
+    text: bytes
+    answer: QuickGet
 
 
 class Connection(OneWrite):
     """uvicorn's protocol within the limits of `settings`."""
 
-    def __init__(self, *args: Any, settings: Settings, **more: Any) -> None:
+    def __init__(self, *args: Any, settings: Settings, quick_gets: QuickGets | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self._settings = settings
+        self._quick_gets = quick_gets
+        self._fields: _Fields | None = None  # of the last request that may be repeated
+        self._quick_get: QuickGet | None = None  # for the fields of the request that was just parsed
+        self._begun = 0  # requests, in the bytes that are being parsed
+        self._awaited: bytes | None = None  # a request whose quick answer is on its way
+        self._held = b""  # came behind it
+        self._is_last = False  # the service ends: close once it is answered
         self.url = b""
         self.idle_since = 0.0  # when the last answer was out, or the connection was made
         self._part: Literal["head", "body"] | None = None  # what of a request is being read
@@ -74,7 +102,7 @@ class Connection(OneWrite):
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for an answer here."""
-        return self.cycle is None or self.cycle.response_complete
+        return (self.cycle is None or self.cycle.response_complete) and self._awaited is None
 
     @property
     def is_unread(self) -> bool:
@@ -99,10 +127,20 @@ class Connection(OneWrite):
     # ------------------------------------------------------------ bytes
 
     def data_received(self, data: bytes) -> None:
-        """Parse; refuse what is no HTTP, too long or late."""
+        """Answer what is like the request before; parse anything else."""
         if self._is_deaf:
             return
+        if self._awaited is not None:
+            self._held += data
+            self.flow.pause_reading()
+        elif self._fields is None or not self._answer_quickly(self._fields, data):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse; refuse what is no HTTP, too long or late."""
         self._unset_keepalive_if_required()
+        is_between = self._is_between
+        self._begun, self._quick_get = 0, None
         self._unparsed += len(data)
         try:
             self.parser.feed_data(data)
@@ -112,7 +150,9 @@ class Connection(OneWrite):
             if not self._is_deaf:
                 self._refuse(400, "bad_request", _what_is_wrong(error))
             return
-        if self._unparsed > MAX_HEAD_BYTES:
+        if self._quick_get is not None and is_between and self._is_between and self._begun == 1:
+            self._remember(data, self._quick_get)
+        elif self._unparsed > MAX_HEAD_BYTES:
             self._refuse_long_head()
         elif self._timer is None and not self._is_deaf:
             if self._part == "body":
@@ -124,10 +164,88 @@ class Connection(OneWrite):
         """The caller sends no more: nothing to wait for."""
         self._disarm()
 
+    # ------------------------------------------------------------ what is asked again
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether all requests that were begun are here whole, and no byte of another one is."""
+        return self._part is None and not self._unparsed
+
+    def _quick_get_for(self, quick_gets: QuickGets) -> QuickGet | None:
+        """Who answers GETs with the fields that were just parsed, unless these say anything of connection or body."""
+        for name, value in self.headers:
+            if name in _NOT_PLAIN and (name != b"connection" or value.lower() != b"keep-alive"):
+                return None
+        return quick_gets(self.url, self.headers, self.app_state)
+
+    def _remember(self, data: bytes, answer: QuickGet) -> None:
+        """The fields of the one request in `data`, which was parsed as a GET without a body."""
+        line = _LINE.match(data)
+        is_small = len(data) < MAX_REPEATED_BYTES
+        if line is not None and is_small and line[1] == self.url and data.endswith(b"\r\n\r\n"):
+            self._fields = _Fields(data[line.end() :], answer)
+
+    def _answer_quickly(self, fields: _Fields, data: bytes) -> bool:
+        """Answer one whole request with these fields; False where the parser is to see the bytes."""
+        if not data.endswith(fields.text) or len(data) > MAX_HEAD_BYTES or self.flow.write_paused:
+            return False
+        line = _LINE.fullmatch(data, 0, len(data) - len(fields.text))
+        if line is None or not self.is_idle or not self._is_between or self.transport.is_closing():
+            return False
+        answer = fields.answer(line[1])
+        if answer is None:
+            return False
+        if isinstance(answer, bytes):
+            self._write_quick(answer)
+        else:
+            self._awaited = data
+            answer.add_done_callback(self._write_awaited)
+        return True
+
+    def _write_quick(self, answer: bytes) -> None:
+        default = b"".join([b"%b: %b\r\n" % field for field in self.server_state.default_headers])
+        self.write_whole(b"HTTP/1.1 200 OK\r\n%b%b" % (default, answer))
+        self.server_state.total_requests += 1
+        self.idle_since = time.monotonic()
+        if self._is_last:
+            self.transport.close()
+
+    def _write_awaited(self, done: asyncio.Future[bytes | None]) -> None:
+        request, self._awaited = self._awaited, None
+        held, self._held = self._held, b""
+        if request is None or self.parser is None or self.transport.is_closing():
+            return
+        answer = None if done.cancelled() or done.exception() is not None else done.result()
+        if answer is not None:
+            self._write_quick(answer)
+        else:
+            self._parse(request)
+            if self._is_last:
+                self.shutdown()
+        self.flow.resume_reading()
+        if held:
+            self.data_received(held)
+
+    def shutdown(self) -> None:
+        """Close, once what is being answered is."""
+        if self._awaited is None:
+            super().shutdown()
+        else:
+            self._is_last = True
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close what has idled for long; quick answers leave the timer as it is."""
+        left_s = self.idle_since + self.timeout_keep_alive - time.monotonic() if self.is_idle else 1.0
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
     # ------------------------------------------------------------ the parser's callbacks
 
     def on_message_begin(self) -> None:
         """A request."""
+        self._begun += 1
         self._part = "head"
         super().on_message_begin()
 
@@ -141,6 +259,8 @@ class Connection(OneWrite):
             raise _Refused
         self._disarm()
         super().on_headers_complete()
+        if self._quick_gets is not None and self.scope["method"] == "GET":
+            self._quick_get = self._quick_get_for(self._quick_gets)
         self._part, self._unparsed, self._body_bytes = "body", 0, 0
         self.headers = []  # where trailers go: they are no headers
 

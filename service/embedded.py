@@ -23,9 +23,8 @@ from pathlib import Path
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
 
-from service.app import create_app
+from service.app import Service, create_app
 from service.auth import install_admin
 from service.catalog import keys
 from service.catalog.engine import Catalog
@@ -110,12 +109,12 @@ class Server(uvicorn.Server):
     They are ours because it must outlive the instances' last commits.
     """
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Service, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=partial(Connection, settings=settings),  # type: ignore[arg-type]  # makes what a class would
+                http=partial(Connection, settings=settings, quick_gets=app.quick_gets),  # type: ignore[arg-type]  # makes what a class would
                 ws="none",
                 log_config=None,
                 access_log=False,

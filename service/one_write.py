@@ -15,7 +15,12 @@ class OneWrite(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin, on the transport as it is to be used."""
-        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+        self._joining = _Joining(transport, self.loop)
+        super().connection_made(self._joining)  # type: ignore[arg-type]
+
+    def write_whole(self, data: bytes) -> None:
+        """Write what nothing follows, at once."""
+        self._joining.write_whole(data)
 
 
 class _Joining:
@@ -38,6 +43,12 @@ class _Joining:
         else:
             held, self._held = self._held, None
             self._transport.writelines((held, data))
+
+    def write_whole(self, data: bytes) -> None:
+        """Write behind what was held back."""
+        if self._held is not None:
+            self._flush()
+        self._transport.write(data)
 
     def close(self) -> None:
         """Close, once all is written."""

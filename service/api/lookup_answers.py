@@ -103,8 +103,8 @@ def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
 
 def _as_of(look: Look, lineage: str) -> dict[str, Any]:
     findings = look.page.findings
-    offsets = tuple((partition, each.position) for partition, each in findings.items())
-    stream_time = max((each.stream_time for each in findings.values()), default=-1)
+    offsets = tuple([(partition, each.position) for partition, each in findings.items()])
+    stream_time = max([each.stream_time for each in findings.values()], default=-1)
     return {
         "stream_time": stream_time if stream_time >= 0 else None,
         "position": opaque_position(look.known.now.changelog, lineage, offsets),
@@ -121,8 +121,7 @@ def opaque_position(changelog: str, lineage: str, offsets: tuple[tuple[int, int]
 
 def _server(look: Look) -> str:
     """The instance by its name, where the catalog still knows it as an owner."""
-    names = {at.instance_id: at.instance for at in look.known.now.partitions}
-    return names.get(look.served_by) or look.served_by
+    return look.known.owners.get(look.served_by) or look.served_by
 
 
 def following_cursor(look: Look, lineage: str, digest: int) -> str | None:

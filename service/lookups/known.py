@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,9 +44,14 @@ class Known:
     fate: tuple[str, ...]
     progress: tuple[str, ...]
     partitions: range = field(init=False)
+    owners: Mapping[str | None, str | None] = field(init=False)  # instance id -> name
+    _input_lags: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.partitions = range(len(self.now.partitions))
+        at = self.now.partitions
+        self.partitions = range(len(at))
+        self.owners = {each.instance_id: each.instance for each in at}
+        self._input_lags = [each.input_lag for each in at]
 
     def partitions_of(self, query: Query) -> Sequence[int]:
         """The partitions that hold entries of a query: one where a key says so."""
@@ -61,8 +66,10 @@ class Known:
 
     def lag(self, findings: dict[int, Findings]) -> int:
         """Records that the partitions have not read, and changes that these answers did not hold."""
-        at = self.now.partitions
-        return sum(at[p].input_lag + max(0, at[p].end - each.position) for p, each in findings.items())
+        at, lag = self.now.partitions, 0
+        for p, each in findings.items():
+            lag += self._input_lags[p] + max(0, at[p].end - each.position)
+        return lag
 
 
 class KnownStores:

@@ -7,7 +7,7 @@ an answer must be (`freshness`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from service.lookups.sources import Answer, ReplicaAbsent, ReplicaState, StoreSo
 from service.metric_families import Size
 from service.streams.clock import NOT_STARTED
 from service.streams.errors import StoreNotReadable
-from service.streams.stores.reading import Ask, Findings, Page, Place, Query, Reading, read_page
+from service.streams.stores.reading import Ask, Few, Findings, Page, Place, Query, Reading, read_page
 
 T = TypeVar("T")
 
@@ -47,6 +47,20 @@ class StoreReader:
         reading = read_page(known.form, query, known.partitions_of(query), limit, after)
         page, served_by = await self._drive(known, reading)
         return Look(page, known, served_by)
+
+    def page_of_key(self, known: Known, query: Query, limit: int) -> Look | Awaitable[Look | None] | None:
+        """The page of a query by key, to be awaited where the source is another process; None where it takes more than
+        one partition or page. Raises StoreNotReadable.
+        """
+        partitions = known.partitions_of(query)
+        if len(partitions) != 1:
+            return None
+        few = Few(known.form, query, partitions[0], limit)
+        answer = self._source.answer_now(known.now.id, self._lineage, few.ask)
+        return self._page_soon(known, few) if answer is None else _look_of(known, few, answer)
+
+    async def _page_soon(self, known: Known, few: Few) -> Look | None:
+        return _look_of(known, few, await self._source.answer(known.now.id, self._lineage, few.ask))
 
     async def glance(self, known: Known, partition: int) -> Findings:
         """The position and stream time of a partition, without entries. Raises StoreNotReadable."""
@@ -97,3 +111,8 @@ class StoreReader:
                     "when the job runs (`:restart` it)"
                 ) from error
             raise
+
+
+def _look_of(known: Known, few: Few, answer: Answer) -> Look | None:
+    page = few.page(answer.findings)
+    return None if page is None else Look(page, known, answer.served_by)

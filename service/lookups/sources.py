@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import lmdb
 import redis
@@ -50,6 +50,9 @@ class StoreSource(Protocol):
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer an ask, all of it at one moment. Raises StoreNotReadable."""
 
+    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> Answer | None:
+        """As `answer`, where it takes microseconds; None where it is to be awaited."""
+
 
 class OnDisk:
     """Replicas of instances on this machine."""
@@ -59,14 +62,24 @@ class OnDisk:
 
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the replica that is furthest."""
-        with _on_disk(ask.partition), self._replicas.reader(store_id, ask.partition, lineage) as (found, instance_id):
-            return Answer(look_up(found, ask), instance_id)
+        return self.answer_now(store_id, lineage, ask)
+
+    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> Answer:
+        """Answer from the replica that is furthest."""
+        try:
+            with self._replicas.reader(store_id, ask.partition, lineage) as found:
+                return Answer(look_up(found, ask), found.instance_id)
+        except _NOT_READABLE as error:
+            raise _not_readable(error, ask.partition) from error
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the replica that is furthest."""
-        with _on_disk(partition), self._replicas.glance(store_id, partition, lineage) as (found, size):
-            findings = look_up(found, Ask(partition, (), 1, False))
-            return ReplicaState(findings.position, findings.stream_time, *size)
+        try:
+            with self._replicas.glance(store_id, partition, lineage) as (found, size):
+                findings = look_up(found, Ask(partition, (), 1, False))
+                return ReplicaState(findings.position, findings.stream_time, *size)
+        except _NOT_READABLE as error:
+            raise _not_readable(error, partition) from error
 
     async def close(self) -> None:
         """Close the replicas."""
@@ -84,15 +97,22 @@ class InRedis:
 
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the view."""
-        with _readable(ask.partition):
+        try:
             return Answer(await self._views.look_up(_names(store_id, ask.partition, lineage), ask), "redis")
+        except (ViewMissing, redis.RedisError) as error:
+            raise _view_not_readable(error, ask.partition) from error
+
+    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> None:
+        """Redis is another process."""
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the view."""
         names = _names(store_id, partition, lineage)
-        with _readable(partition):
+        try:
             findings = await self._views.look_up(names, Ask(partition, (), 1, False))
             return ReplicaState(findings.position, findings.stream_time, *await self._views.size(names))
+        except (ViewMissing, redis.RedisError) as error:
+            raise _view_not_readable(error, partition) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -115,25 +135,21 @@ class ReplicaAbsent(StoreNotReadable):
     """No replica was begun, or it was lost: only a job that runs makes one."""
 
 
-@contextmanager
-def _on_disk(partition: int) -> Iterator[None]:
-    try:
-        yield
-    except ReplicaMissing:
-        raise ReplicaAbsent(f"no instance on this machine has a replica of partition {partition}") from None
-    except ReplicaDamaged:
-        raise StoreNotReadable(f"the replica of partition {partition} is damaged and about to be restored") from None
-    except lmdb.Error as error:
-        raise StoreNotReadable(f"the replica of partition {partition} can not be read: {error}") from error
+_NOT_READABLE: Final = (ReplicaMissing, ReplicaDamaged, lmdb.Error)
 
 
-@contextmanager
-def _readable(partition: int) -> Iterator[None]:
-    with _in_redis():
-        try:
-            yield
-        except ViewMissing:
-            raise ReplicaAbsent(f"the view of partition {partition} is not there (yet)") from None
+def _not_readable(error: Exception, partition: int) -> StoreNotReadable:
+    if isinstance(error, ReplicaMissing):
+        return ReplicaAbsent(f"no instance on this machine has a replica of partition {partition}")
+    if isinstance(error, ReplicaDamaged):
+        return StoreNotReadable(f"the replica of partition {partition} is damaged and about to be restored")
+    return StoreNotReadable(f"the replica of partition {partition} can not be read: {error}")
+
+
+def _view_not_readable(error: Exception, partition: int) -> StoreNotReadable:
+    if isinstance(error, ViewMissing):
+        return ReplicaAbsent(f"the view of partition {partition} is not there (yet)")
+    return StoreNotReadable(f"Redis does not answer: {error}")
 
 
 @contextmanager

@@ -59,15 +59,21 @@ class ReplicaView:
         self, start: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
     ) -> list[tuple[bytes, bytes]]:
         """Entries with start <= key < end in the order of their keys, or from the last one down."""
+        if end == start + b"\0" and limit != 0:  # one key: a quarter of a cursor's time
+            value = self._get(start)
+            return [] if value is None else [(start, value)]
         cursor: Any  # its types allow for memory views, which nobody asked for
         with self._transaction.cursor() as cursor:
             if reverse:
                 is_there = cursor.prev() if cursor.set_range(end) else cursor.last()
                 within = itertools.takewhile(lambda entry: entry[0] >= start, cursor.iterprev() if is_there else ())
-            else:
-                is_there = cursor.set_range(start)
-                within = itertools.takewhile(lambda entry: entry[0] < end, cursor.iternext() if is_there else ())
-            return list(itertools.islice(within, limit))
+                return list(itertools.islice(within, limit))
+            found: list[tuple[bytes, bytes]] = []
+            for entry in cursor.iternext() if cursor.set_range(start) else ():
+                if entry[0] >= end or len(found) == limit:
+                    break
+                found.append(entry)
+            return found
 
 
 class Replica:

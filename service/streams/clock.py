@@ -24,7 +24,8 @@ def observe(obs: int, timestamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 
 def saturated(*parts_ms: int) -> int:
     """Their sum, at most the end of time."""
-    return min(sum(parts_ms), END_OF_TIME)
+    total = sum(parts_ms)
+    return total if total < END_OF_TIME else END_OF_TIME
 
 
 def latest(obs: int, running: npt.NDArray[np.int64]) -> int:

@@ -67,11 +67,28 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
+def quick_gets(target: bytes, fields: Any, state: Any) -> Any:
+    """/quick…: answered from the second request on; with the fields of the first as many times as one likes."""
+    return quickly if target.startswith(b"/quick") else None
+
+
+def quickly(target: bytes) -> bytes | asyncio.Future[bytes | None] | None:
+    """/quick: at once; /quick-soon: a little later; /quick-never: after all not, a little later; else not."""
+    answer = b"content-length: 5\r\n\r\nquick"
+    if target == b"/quick":
+        return answer
+    if target not in {b"/quick-soon", b"/quick-never"}:
+        return None
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.05, future.set_result, answer if target == b"/quick-soon" else None)
+    return future
+
+
 @contextmanager
 def serving(folder: Path, **limits: int) -> Iterator[tuple[Address, uvicorn.Server]]:
     """The app behind connections with these limits, in a thread of its own."""
     settings = Settings(data_dir=folder, **limits)
-    protocol: Any = partial(Connection, settings=settings)
+    protocol: Any = partial(Connection, settings=settings, quick_gets=quick_gets)
     idle_s: Any = settings.idle_timeout_ms / 1000
     config = uvicorn.Config(
         app, http=protocol, ws="none", loop="uvloop", log_config=None, lifespan="off", timeout_keep_alive=idle_s
@@ -356,3 +373,143 @@ def test_where_all_are_busy_the_next_one_is_told_to_come_back(tmp_path: Path) ->
                 client.close()
             until_connections(server, 0)
         assert asked(address, GET + b"Connection: close\r\n\r\n").status == 200
+
+
+# ---------------------------------------------------------------- what is asked again with the same fields
+
+FIELDS = b"Host: here\r\nX-Of: me\r\n\r\n"
+BY_APP = b"0 2"  # no body, two fields
+
+
+def got(client: socket.socket, *targets: bytes, fields: bytes = FIELDS) -> list[bytes]:
+    """The bodies of answers to requests that are sent in one piece."""
+    client.sendall(b"".join(b"GET %b HTTP/1.1\r\n%b" % (target, fields) for target in targets))
+    return [body_of(client) for _ in targets]
+
+
+def body_of(client: socket.socket) -> bytes:
+    """Of the next answer."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += client.recv(1)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    return client.recv(size, socket.MSG_WAITALL)
+
+
+def test_the_same_fields_again_are_answered_without_the_app(address: Address) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        assert got(client, b"/quick") == got(client, b"/quick") == [b"quick"]
+        assert got(client, b"/else") == got(client, b"/quick-else") == [BY_APP]
+        assert got(client, b"/quick") == [b"quick"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Host: here\r\nX-Of: you\r\n\r\n",
+        b"Host: here\r\nX-Of:  me\r\n\r\n",
+        b"Host: here\r\nx-of: me\r\n\r\n",
+        b"X-Of: me\r\nHost: here\r\n\r\n",
+    ],
+)
+def test_other_fields_are_parsed_and_count_from_then_on(address: Address, fields: bytes) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        assert got(client, b"/quick", fields=fields) == [BY_APP]
+        assert got(client, b"/quick", fields=fields) == [b"quick"]
+        assert got(client, b"/quick") == [BY_APP]
+
+
+@pytest.mark.parametrize(
+    "field", [b"Connection: close", b"Connection: upgrade", b"Content-Length: 0", b"Upgrade: h2c", b"Expect: x"]
+)
+def test_fields_of_connection_or_body_are_never_taken_for_granted(address: Address, field: bytes) -> None:
+    with connected(address) as client:
+        for _ in range(2):
+            client.sendall(b"GET /quick HTTP/1.1\r\nHost: here\r\n%b\r\n\r\n" % field)
+            assert body_of(client) == BY_APP
+            if field == b"Connection: close":
+                assert client.recv(1) == b""
+                return
+
+
+def test_a_kept_connection_may_say_so(address: Address) -> None:
+    fields = b"Host: here\r\nConnection: Keep-Alive\r\n\r\n"
+    with connected(address) as client:
+        assert got(client, b"/quick", fields=fields) == [BY_APP]
+        assert got(client, b"/quick", fields=fields) == [b"quick"]
+
+
+def test_what_does_not_come_alone_and_whole_is_parsed(address: Address) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        assert got(client, b"/quick", b"/quick", b"/quick-else") == [BY_APP] * 3
+        client.sendall(b"GET /quick HT")
+        assert not is_answered(client)
+        client.sendall(b"TP/1.1\r\n" + FIELDS)
+        assert body_of(client) == BY_APP
+        client.sendall(b"POST /read HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(FIELDS) + FIELDS)
+        assert body_of(client) == b"%d 2" % len(FIELDS)
+        client.sendall(POST + b"Content-Length: 60\r\n\r\n")
+        client.sendall(b"GET /quick HTTP/1.1\r\n".ljust(60 - len(FIELDS), b"x") + FIELDS)  # a body that looks like one
+        assert body_of(client) == b"60 2"
+
+
+@pytest.mark.parametrize("line", [b"GET /quick HTTP/1.0", b"HEAD /quick HTTP/1.1", b"GET  /quick HTTP/1.1"])
+def test_another_first_line_is_the_parsers(address: Address, line: bytes) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        client.sendall(line + b"\r\n" + FIELDS)
+        head = client.recv(1 << 16)
+        assert b"quick" not in head
+
+
+def test_a_long_target_is_refused_with_known_fields_too(address: Address) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        client.sendall(b"GET /%b HTTP/1.1\r\n" % (b"x" * MAX_HEAD_BYTES) + FIELDS)
+        assert one_of(all_of(client)).problem["code"] == "uri_too_long"
+
+
+def test_an_answer_that_is_awaited_comes_before_what_was_asked_behind_it(address: Address) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        for first, answer in ((b"/quick-soon", b"quick"), (b"/quick-never", BY_APP)):
+            client.sendall(b"GET %b HTTP/1.1\r\n%b" % (first, FIELDS))
+            assert not is_answered(client)  # the next one comes apart from it
+            client.sendall(b"GET /quick HTTP/1.1\r\n" + FIELDS)
+            client.sendall(b"GET /quick-else HTTP/1.1\r\n" + FIELDS)
+            assert [body_of(client) for _ in range(3)][::2] == [answer, BY_APP]
+
+
+def test_a_caller_who_leaves_while_an_answer_is_awaited_harms_nobody(address: Address) -> None:
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        client.sendall(b"GET /quick-soon HTTP/1.1\r\n" + FIELDS)
+    with connected(address) as client:
+        assert got(client, b"/quick") == [BY_APP]
+        assert got(client, b"/quick-soon") == [b"quick"]
+
+
+def test_an_answer_that_is_awaited_is_given_before_the_service_ends(tmp_path: Path) -> None:
+    for target, answer in ((b"/quick-soon", b"quick"), (b"/quick-never", BY_APP)):
+        with serving(tmp_path) as (address, _):
+            client = connected(address)
+            assert got(client, b"/quick") == [BY_APP]
+            client.sendall(b"GET %b HTTP/1.1\r\n%b" % (target, FIELDS))
+            is_answered(client)  # it has arrived
+        with client:
+            assert body_of(client) == answer
+            assert client.recv(1) == b""
+
+
+def test_quick_answers_keep_a_connection_and_silence_ends_it(impatient: Address) -> None:
+    with connected(impatient) as client:
+        started = time.monotonic()
+        assert got(client, b"/quick") == [BY_APP]
+        while time.monotonic() - started < 1.2:  # longer than may be idled
+            assert got(client, b"/quick") == [b"quick"]
+            time.sleep(0.1)  # slow enough to be a caller who thinks
+        assert client.recv(1) == b""

@@ -54,9 +54,12 @@ class _Family:
     """A prefix, a key in its ordered form, and what else there is of an entry's place."""
 
     prefix: ClassVar[bytes]
+    is_one_a_key: ClassVar[bool] = False  # nothing follows the key
 
     def span(self, query: Query) -> Span | None:
         start = self.prefix if query.first is None else self.prefix + _bound(query.first)
+        if self.is_one_a_key and query.is_of_key:
+            return Span(start, start + b"\0")
         end = _next(self.prefix) if query.last is None else self.prefix + _bound(query.last) + _PAST_ALL
         return Span(start, end)
 
@@ -78,7 +81,9 @@ class WindowTimes:
 
     def session(self, within: bytes, key: bytes, start: int, end: int, timestamp: int, value: str | None) -> Entry:
         """A session lives by its end."""
-        closes_at, lives_until = saturated(end, self.delay_ms), saturated(end, self.kept_ms)
+        closes_at, lives_until = end + self.delay_ms, end + self.kept_ms
+        if closes_at > END_OF_TIME or lives_until > END_OF_TIME:
+            closes_at, lives_until = saturated(closes_at), saturated(lives_until)
         return Entry(within, key, (start, end), value, timestamp, closes_at, lives_until)
 
     def window(self, within: bytes, key: bytes, start: int, timestamp: int, value: str | None) -> Entry:
@@ -125,9 +130,8 @@ class Sessions(_Family):
     def span(self, query: Query) -> Span | None:
         if not query.is_of_key:
             return super().span(query)
-        ordered = _bound(query.first or b"")
-        start = store_keys.session_key(ordered, query.from_time, 0)
-        return Span(start, self.prefix + ordered + _PAST_ALL)
+        of_key = self.prefix + _bound(query.first or b"")
+        return Span(of_key + _SPAN.pack(query.from_time, 0), of_key + _PAST_ALL)
 
     def read(self, entries: Entries) -> list[Entry]:
         places = [key[1:] for key, _ in entries]
@@ -145,6 +149,7 @@ class PackedSessionFamily(_Family):
     """ "h" key: the newest sessions of the key, in one value; their places are those that each would have alone."""
 
     prefix = store_keys.HOT
+    is_one_a_key = True
 
     def __init__(self, times: WindowTimes, values: Values) -> None:
         self._times, self._values = times, values
@@ -171,6 +176,7 @@ class Table(_Family):
     """ "k" key: the aggregate of a key"""
 
     prefix = store_keys.TABLE
+    is_one_a_key = True
 
     def __init__(self, values: Values) -> None:
         self._values = values

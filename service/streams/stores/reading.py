@@ -29,6 +29,7 @@ from service.streams.records import StateReader
 
 T = TypeVar("T")
 
+_WITHIN: Final = attrgetter("within")
 MAX_SCANNED: Final = 5_000  # entries that one page looks at; what it has then it gives, with where to go on
 
 
@@ -97,8 +98,7 @@ class Page(NamedTuple):
     findings: dict[int, Findings]
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """Which entries: keys from `first` to `last`, both included (None: no bound), and times, both included.
 
     Times of a session: its end from `from_time`, its start up to `to_time`; of a window: its start.
@@ -127,6 +127,11 @@ class Query:
     @property
     def is_of_key(self) -> bool:
         return self.first is not None and self.first == self.last
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its times leave anything out."""
+        return self.from_time > 0 or self.to_time < END_OF_TIME
 
 
 class Family(Protocol):
@@ -165,7 +170,7 @@ class Form:
         is_below = query.first is not None and entry.key < query.first
         if is_below or (query.last is not None and entry.key > query.last):
             return False
-        if entry.window is None:
+        if entry.window is None or not query.has_times:
             return True
         start, end = entry.window
         return (end if self.is_session else start) >= query.from_time and start <= query.to_time
@@ -182,33 +187,45 @@ def read_page(
 ) -> Reading[Page]:
     """The first `limit` entries of a query beyond `after` that stream time has not expired."""
     if len(partitions) == 1 and after is None and query.is_of_key:
-        page = yield from _read_few(form, query, partitions[0], limit)
+        few = Few(form, query, partitions[0], limit)
+        (findings,) = yield [few.ask]
+        page = few.page(findings)
         if page is not None:
             return page
     return (yield from _read_merged(form, query, partitions, limit, after))
 
 
-def _read_few(form: Form, query: Query, partition: int, limit: int) -> Reading[Page | None]:
-    """All entries of a query in one partition, seen at once; None where there are too many for that."""
-    spans = [(family, span) for family in form.families if (span := family.span(query)) is not None]
-    asked = Ask(partition, tuple([span for _, span in spans]), limit + 1, query.reverse)
-    (findings,) = yield [asked]
-    found: list[Entry] = []
-    for (family, _), entries in zip(spans, findings.found, strict=True):
-        if len(entries) > limit:
+class Few:
+    """All entries of a query by key in one partition, seen at once: what to `ask`, and the `page` of what was found."""
+
+    __slots__ = ("_families", "_form", "_limit", "_query", "ask")
+
+    def __init__(self, form: Form, query: Query, partition: int, limit: int) -> None:
+        self._form, self._query, self._limit = form, query, limit
+        spans = [(family, span) for family in form.families if (span := family.span(query)) is not None]
+        self._families = [family for family, _ in spans]
+        self.ask = Ask(partition, tuple([span for _, span in spans]), limit + 1, query.reverse)
+
+    def page(self, findings: Findings) -> Page | None:
+        """The page; None where there are too many for one."""
+        form, query, limit, partition = self._form, self._query, self._limit, self.ask.partition
+        found: list[Entry] = []
+        for family, entries in zip(self._families, findings.found, strict=True):
+            if len(entries) > limit:
+                return None
+            if entries:
+                found += family.read(entries[::-1] if query.reverse else entries)
+        if len(found) > limit:
             return None
-        if entries:
-            found += family.read(entries[::-1] if query.reverse else entries)
-    if len(found) > limit:
-        return None
-    found.sort(key=attrgetter("within"), reverse=query.reverse)
-    time = findings.stream_time
-    items = [
-        Found(_named(entry, query), partition, form.is_final(entry, time))
-        for entry in found
-        if form.is_wanted(entry, query, time)
-    ]
-    return Page(items, None, {partition: findings})
+        if len(self._families) > 1:
+            found.sort(key=_WITHIN, reverse=query.reverse)
+        time = findings.stream_time
+        items = [
+            Found(_named(entry, query), partition, form.is_final(entry, time))
+            for entry in found
+            if form.is_wanted(entry, query, time)
+        ]
+        return Page(items, None, {partition: findings})
 
 
 def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:

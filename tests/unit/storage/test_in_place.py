@@ -40,8 +40,8 @@ def write(root: Path, instance: str, upto: int, *, lineage: str = "lineage", sta
 
 
 def found(replicas: ReplicasInPlace, lineage: str = "lineage") -> tuple[int, bytes | None, str]:
-    with replicas.reader("store", 0, lineage) as (view, instance):
-        return view.position, view.get(key(1)), instance
+    with replicas.reader("store", 0, lineage) as view:
+        return view.position, view.get(key(1)), view.instance_id
 
 
 def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_only_so_many_are_kept_open(replicas: ReplicasInPlace, tmp_path: Path, m
     four_partitions(tmp_path)
     for _ in range(2):
         for partition in range(4):
-            with replicas.reader("store", partition, "lineage") as (view, _):
+            with replicas.reader("store", partition, "lineage") as view:
                 assert view.position == partition + 1
             assert len(mapped(tmp_path)) <= 2
 
