@@ -16,6 +16,7 @@ from service.streams.topology.graph import Topology
 from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Copies, FindChunks
 from spark_jobs.memory import Footprint
+from spark_jobs.reading import ChunkReader
 from spark_jobs.stores import JobStores
 from spark_jobs.tasks import StreamTask
 from spark_jobs.work import Advance, GoOn, Outcome, Replay, Restore, Routes, Run, TaskRunner, read_batch, read_kept
@@ -30,7 +31,7 @@ class SlotJob:
         self._chain = cache(self._make_chain)
         self.respecify(joined.job)
         self._routes = Routes(joined.streams, joined.stores)
-        self._storage, self._footprint = storage, footprint
+        self._reader, self._footprint = ChunkReader(storage), footprint
         self._stores = JobStores(place, joined, self._topology, storage, find)
         self.views: Copies[View] = Copies(self._stores.view)
 
@@ -39,6 +40,10 @@ class SlotJob:
         self.spec_sha256 = job.spec_sha256
         self._topology, self._on_error = Topology.from_json(job.topology), job.spec["on_error"]
         self._chain.cache_clear()
+
+    def forget_read(self) -> None:
+        """Nothing is to be done: nothing that was read is kept."""
+        self._reader.clear()
 
     def close(self) -> None:
         """Close its views, and the connection to Redis."""
@@ -64,7 +69,7 @@ class SlotJob:
             case Restore():
                 task.restore(until_s)
             case Run() as run:
-                batch = read_batch(self._storage, task.assigned, run)
+                batch = read_batch(self._reader, task.assigned, run)
                 self._footprint.note(batch.rows.nbytes)
                 with task.states() as states:
                     outcome = self._runner(task).run(batch, states)
@@ -74,7 +79,7 @@ class SlotJob:
                 task.note_run(outcome.cut_after)
                 return outcome
             case Replay(given):
-                kept = read_kept(self._storage, task.assigned, given)
+                kept = read_kept(self._reader, task.assigned, given)
                 self._footprint.note(kept.rows.nbytes)
                 with task.states() as states:
                     outcome = self._runner(task).replay(kept, given, states)

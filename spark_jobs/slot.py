@@ -208,6 +208,7 @@ class Slot:
         is_idle = not any(task.is_due for task in self._tasks.values())
         self._views.follow(_until_s(is_alone=is_idle))
         if is_idle and not self._views.is_behind and not self._behind():
+            self._job.forget_read()
             self._footprint.settle()
 
     # ------------------------------------------------------------ work

@@ -36,7 +36,7 @@ from service.protocol import (
     StreamRef,
     TaskCommit,
 )
-from service.storage.segments import EncodedSegment, Storage, encode_repartitions, encode_segment, part_of
+from service.storage.segments import EncodedSegment, encode_repartitions, encode_segment
 from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
 from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
@@ -46,6 +46,7 @@ from service.streams.records import REPARTITION_SCHEMA, StateReader, as_records
 from service.streams.topology.chain import Chain, ChainResult, Repartitioned
 from service.streams.topology.dropped import counted, kept
 from service.streams.topology.replays import select_kept
+from spark_jobs.reading import ChunkReader
 
 MAX_BATCH_BYTES: Final = 192 << 20  # of decoded records: what a slot holds at once, however many were asked for
 LEAST_AFTER_CUT: Final = 1000  # records that are read where a batch was cut to less
@@ -125,14 +126,14 @@ def most_after(most: int | None, assigned: Sequence[InputRange], cut_after: int 
 # ---------------------------------------------------------------- reading
 
 
-def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
+def read_batch(reader: ChunkReader, assigned: AssignedTask, run: Run) -> Batch:
     """The records of the ranges in the order in which they run, or as much of their beginnings as memory allows.
 
     Raises SegmentMissing and SegmentDamaged, which name the file; OSError.
     """
     unread = _unread(assigned)
     for given in run.ranges:
-        parts, end = _read_range(storage, given, MAX_BATCH_BYTES // len(run.ranges))
+        parts, end = _read_range(reader, given, MAX_BATCH_BYTES // len(run.ranges))
         unread[given.input] = replace(unread[given.input], end=end, parts=parts)
     for number, head in enumerate(assigned.inputs):
         if unread[number].end < head.end:  # what comes next is there, and was not looked at
@@ -140,11 +141,11 @@ def read_batch(storage: Storage, assigned: AssignedTask, run: Run) -> Batch:
     return batch_of(unread, assigned.skips)
 
 
-def read_kept(storage: Storage, assigned: AssignedTask, given: KeptRange) -> Batch:
+def read_kept(reader: ChunkReader, assigned: AssignedTask, given: KeptRange) -> Batch:
     """Dropped records as they were kept, as a batch of the task's last input, or as much of their beginning as memory
     allows. Raises as `read_batch`.
     """
-    parts, end = _read_range(storage, given.range, MAX_BATCH_BYTES)
+    parts, end = _read_range(reader, given.range, MAX_BATCH_BYTES)
     source = Input(given.stream_id, assigned.partition)
     inputs = [replace(each, bound=None) for each in _unread(assigned)]
     return batch_of([*inputs, Unread(source, InputPosition(given.range.start), end, parts)], assigned.skips)
@@ -164,18 +165,14 @@ def _unread(assigned: AssignedTask) -> list[Unread]:
     ]
 
 
-def _read_range(storage: Storage, given: InputRange, max_bytes: int) -> tuple[list[Part], int]:
+def _read_range(reader: ChunkReader, given: InputRange, max_bytes: int) -> tuple[list[Part], int]:
     """The records of a range, and the offset where they end: at least one chunk, then as long as memory allows."""
     parts: list[Part] = []
     end, size = given.start, 0
     for chunk in given.chunks:
         if size >= max_bytes:
             return parts, end
-        part = (
-            part_of(chunk, storage.read_chunk(chunk), given.start, given.end)
-            if chunk.ranges is None
-            else storage.read_range(chunk, given.start, given.end)
-        )
+        part = reader.read(chunk, given.start, given.end)
         parts.append(part)
         end, size = min(chunk.end_offset, given.end), size + part.records.nbytes
     return parts, given.end

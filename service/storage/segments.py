@@ -220,14 +220,12 @@ def part_of(chunk: Chunk, batch: pa.RecordBatch, start: int, end: int | None = N
     """The rows of a chunk's stored batch at offsets in [start, end) (None: to its end), without the stored offsets; no
     copy of the records.
     """
-    if not chunk.is_sparse:
-        last = chunk.end_offset if end is None else min(end, chunk.end_offset)
-        first = min(max(start, chunk.first_offset), last)
-        return Part(batch.slice(first - chunk.first_offset, last - first), first)
-    offsets: npt.NDArray[np.int64] = batch.column(OFFSET_FIELD.name).to_numpy()
-    begin, stop = np.searchsorted(offsets, [start, chunk.end_offset if end is None else end]).tolist()
-    records = batch.select(batch.schema.names[:-1])
-    return Part(records.slice(begin, max(stop - begin, 0)), offsets[begin:stop])
+    if chunk.is_sparse:
+        offsets: npt.NDArray[np.int64] = batch.column(OFFSET_FIELD.name).to_numpy()
+        whole = Part(batch.select(batch.schema.names[:-1]), offsets)
+    else:
+        whole = Part(batch, chunk.first_offset)
+    return whole.within(start, chunk.end_offset if end is None else min(end, chunk.end_offset))
 
 
 def offsets_of(part: Part) -> npt.NDArray[np.int64]:
@@ -282,15 +280,11 @@ class Storage:
             else decode_chunk(self._read(chunk.path, chunk.byte_offset, chunk.byte_length), chunk)
         )
 
-    def read_range(self, chunk: Chunk, start: int, end: int) -> Part:
-        """The rows at offsets in [start, end) of the only range that `chunk` says. Raises as `read_chunk`."""
+    def read_range(self, chunk: Chunk) -> Part:
+        """The rows of the only range that `chunk` says. Raises as `read_chunk`."""
         [place] = ranges.unpack(chunk.ranges or b"")
         data = self._read(chunk.path, chunk.byte_offset + int(place["byte_offset"]), int(place["byte_length"]))
-        part = decode_range(data, chunk)
-        first = int(place["first_row"]) + chunk.first_offset
-        begin, stop = max(start - first, 0), max(end - first, 0)
-        aligned_at = None if part.aligned_at is None else part.aligned_at[begin:stop]
-        return Part(part.records.slice(begin, max(stop - begin, 0)), first + begin, aligned_at)
+        return decode_range(data, chunk)
 
     def check(self) -> None:
         """Write something to the location, always under the same name. Raises OSError."""

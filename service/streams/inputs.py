@@ -70,6 +70,17 @@ class Part(NamedTuple):
     offsets: int | Int64s
     aligned_at: Int64s | None = None
 
+    def within(self, start: int, end: int) -> Part:
+        """The records at offsets in [start, end); no copy."""
+        if isinstance(self.offsets, int):
+            begin, stop = (min(max(at - self.offsets, 0), self.records.num_rows) for at in (start, end))
+            offsets: int | Int64s = self.offsets + begin
+        else:
+            begin, stop = np.searchsorted(self.offsets, [start, end]).tolist()
+            offsets = self.offsets[begin:stop]
+        aligned_at = None if self.aligned_at is None else self.aligned_at[begin:stop]
+        return Part(self.records.slice(begin, max(stop - begin, 0)), offsets, aligned_at)
+
 
 @dataclass(frozen=True, slots=True)
 class Unread:

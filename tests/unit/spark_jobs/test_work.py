@@ -23,9 +23,10 @@ from service.streams.topology import graph
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
-from spark_jobs import commits, work
+from spark_jobs import commits, reading, work
 from spark_jobs.client import Json
 from spark_jobs.commits import SegmentWriter
+from spark_jobs.reading import ChunkReader
 from spark_jobs.tasks import StreamTask
 from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
 from tests.task import DictState, rows_of, shown
@@ -79,7 +80,9 @@ def given(start: int, end: int, *chunks: Chunk) -> Run:
 def read(storage: Storage, run: Run, *skips: tuple[int, int]) -> Batch:
     """Of a task whose inputs are `clicks`, which is read, and another one, which is not."""
     heads = [InputHead("clicks", 0, run.ranges[0].start, 99), InputHead("others", 0, 5, 5, is_caught_up=True)]
-    return read_batch(storage, AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=list(skips)), run)
+    return read_batch(
+        ChunkReader(storage), AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=list(skips)), run
+    )
 
 
 def assigned(partition: int = 0, **fields: Any) -> AssignedTask:
@@ -231,7 +234,7 @@ def test_several_inputs_are_one_batch_in_the_order_of_their_times_and_each_moves
     second = InputRange(1, 5, 7, [write(storage, 5, [record("b", 2), record("d", 4)])])
     heads = [InputHead("clicks", 0, 0, 2, is_caught_up=True), InputHead("others", 0, 5, 7, is_caught_up=True)]
     task = AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, skips=[(1, 6)])
-    found = read_batch(storage, task, Run([first, second]))
+    found = read_batch(ChunkReader(storage), task, Run([first, second]))
     assert [row["key"] for row in shown(found.rows)] == ["a", "b", "c"]
     outcome, _ = run(found)
     assert outcome.commit.positions == [Move(0, 0, 2, 3), Move(1, 5, 7, 2)]
@@ -472,7 +475,7 @@ def test_each_target_reads_its_own_range_with_the_time_that_its_source_task_had_
     for target in range(4):
         own = for_target(chunk, target)
         if own.ranges is not None:
-            part = storage.read_range(own, 0, 1000)
+            part = storage.read_range(own)
             rows = shown(as_task_rows(part.records, pa.array(range(part.records.num_rows))))
             assert part.aligned_at is not None
             found[target] = [
@@ -491,7 +494,7 @@ def test_everybody_else_reads_all_targets_one_after_the_other(storage: Storage) 
     _, chunk = rekeyed(storage, batch(*(record("k", 1, {"id": str(i)}) for i in range(50))))
     whole = storage.read_chunk(chunk)
     assert (whole.num_rows, whole.schema) == (50, RECORD_SCHEMA)
-    firsts = [storage.read_range(for_target(chunk, target), 0, 1000).offsets for target in range(4)]
+    firsts = [storage.read_range(for_target(chunk, target)).offsets for target in range(4)]
     assert firsts == sorted(firsts)
     assert firsts[0] == chunk.first_offset
 
@@ -505,16 +508,45 @@ def test_a_range_that_is_torn_is_named(storage: Storage, tmp_path: Path) -> None
     body[place] ^= 1
     file.write_bytes(body)
     with pytest.raises(SegmentDamaged, match="a range of chunk 0"):
-        storage.read_range(own, 0, 1000)
-    assert storage.read_range(for_target(chunk, 0), 0, 1000).records.num_rows
+        storage.read_range(own)
+    assert storage.read_range(for_target(chunk, 0)).records.num_rows
 
 
 def test_what_can_not_run_yet_is_nothing_to_commit(storage: Storage) -> None:
     waiting = InputRange(1, 5, 6, [write(storage, 5, [record("b", 20)])])
     heads = [InputHead("clicks", 0, 3, 3, frontier=9, bound=9), InputHead("others", 0, 5, 6, is_caught_up=True)]
     task = AssignedTask("task-1", "0_0", 0, 0, 7, 3, inputs=heads, work=[waiting], heads_digest=77)
-    outcome, _ = run(read_batch(storage, task, Run([waiting])))
+    outcome, _ = run(read_batch(ChunkReader(storage), task, Run([waiting])))
     assert outcome.is_nothing
     held = StreamTask(task, {}, lambda: pytest.fail("its operators are not asked"))
     held.hold()
     assert (held.held({}).held_at, held.is_due) == (77, False)
+
+
+def test_a_chunk_that_is_read_bit_by_bit_is_decoded_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = write(storage, 10, [record(str(i), i) for i in range(6)])
+    read_chunk, decoded = storage.read_chunk, []
+    monkeypatch.setattr(storage, "read_chunk", lambda each: (decoded.append(each), read_chunk(each))[1])
+    reader = ChunkReader(storage)
+    parts = [reader.read(chunk, at, at + 2) for at in (10, 12, 14)]
+    assert [(part.offsets, part.records.column("timestamp").to_pylist()) for part in parts] == [
+        (10, [0, 1]),
+        (12, [2, 3]),
+        (14, [4, 5]),
+    ]
+    assert len(decoded) == 1
+    reader.read(chunk, 10, 11)
+    reader.clear()
+    reader.read(chunk, 10, 16)
+    assert len(decoded) == 3
+
+
+def test_what_is_kept_of_read_chunks_is_bounded(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = [write(storage, 10 * i, [record(str(i), 1)] * 10) for i in range(3)]
+    reader = ChunkReader(storage)
+    size = reader.read(chunks[0], 0, 1).records.nbytes * 10
+    monkeypatch.setattr(reading, "MAX_KEPT_BYTES", 2 * size)
+    for chunk in chunks:
+        reader.read(chunk, chunk.first_offset, chunk.first_offset + 1)
+    assert len(reader._kept) == 2
+    assert reader._bytes <= 2 * size
