@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.catalog import ingest_keys, segments
+from service.catalog import ingest_keys, repartitions, segments
 from service.catalog.engine import Catalog
 from service.storage.segments import Storage
 
@@ -38,6 +38,7 @@ class Collector:
         write = self._catalog.write
         steps: dict[str, Callable[[], int]] = {
             "chunks_truncated": lambda: write(segments.truncate_by_retention),
+            "chunks_passed": lambda: write(repartitions.truncate_passed),
             "unreferenced_dropped": lambda: write(segments.drop_unreferenced),
             "stale_pending_dropped": lambda: write(segments.drop_stale_pending, self._pending_ttl_ms),
             "files_deleted": self._delete_files,

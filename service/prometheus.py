@@ -101,7 +101,9 @@ class _TaskCollector(Collector):
             self._stores.setdefault((store.job, store.sub_topology), []).append(store)
 
     def collect(self) -> Iterator[Metric]:
-        yield from _metrics(TASK_FAMILIES, [(_labels(task), of_task(task.counters, task.lag)) for task in self._tasks])
+        yield from _metrics(
+            TASK_FAMILIES, [(_labels(task), of_task(task.counters, task.lag.records)) for task in self._tasks]
+        )
         yield from _metrics(OPERATOR_FAMILIES, list(self._of_operators()))
         yield from _metrics([DROPPED], list(self._dropped()))
         yield from _metrics([ADVANCES], list(self._advances()))

@@ -40,6 +40,21 @@ def unpack(packed: bytes) -> Ranges:
     return np.frombuffer(packed, RANGE)
 
 
+def is_whole(packed: bytes, records: int, byte_length: int) -> bool:
+    """Whether this is packed, each record of a chunk is in one range, and each range inside the chunk's bytes."""
+    if not packed or len(packed) % RANGE.itemsize:
+        return False
+    ranges = unpack(packed)
+    ends = np.cumsum(ranges["rows"])
+    is_in_order = bool(
+        (np.diff(ranges["target"]) > 0).all() and ranges["target"][0] >= 0 and (ranges["rows"] > 0).all()
+    )
+    is_gapless = bool((ends - ranges["rows"] == ranges["first_row"]).all() and ends[-1] == records)
+    places, lengths = ranges["byte_offset"], ranges["byte_length"]
+    is_inside = bool((places >= 0).all() and (lengths >= 0).all() and (places <= byte_length - lengths).all())
+    return is_in_order and is_gapless and is_inside
+
+
 def of_target(packed: bytes, target: int) -> bytes | None:
     """The one range that is for a target, packed; None where the chunk has nothing for it."""
     targets = unpack(packed)["target"]

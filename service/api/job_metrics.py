@@ -100,8 +100,8 @@ def _look(s: Session, name: str) -> _Job:
 def _described(job: _Job, sizes: Sizes) -> dict[str, Any]:
     total: Reading = {}
     for task in job.tasks:
-        total = measures.beside(total, task.counters)
-    lag = sum(task.lag for task in job.tasks)
+        total = measures.beside(total, jobs.of_job(task.counters, reads_user=task.reads_user))
+    lag = sum(task.lag.of_users for task in job.tasks)
     together = {store.id: _together(store, job.tasks, sizes) for store in job.stores}
     counted = _counted(job, total, lag, job.stores, together)
     return {
@@ -118,7 +118,7 @@ def _described(job: _Job, sizes: Sizes) -> dict[str, Any]:
 def _of_task(job: _Job, task: TaskTotals, sizes: Sizes) -> dict[str, Any]:
     stores = [store for store in job.stores if store.sub_topology == task.sub_topology]
     own = {store.id: sizes.get((store.id, task.partition)) for store in stores}
-    return _counted(job, task.counters, task.lag, stores, own)
+    return _counted(job, task.counters, task.lag.records, stores, own)
 
 
 def _counted(

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service import ranges
 from service.catalog import idle_and_flush, replays
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
@@ -74,7 +75,7 @@ class _Committing:
         }
 
     def _may_write(self, task: TaskRow, chunk: ChunkMeta) -> bool:
-        return self._outputs is not None and self._outputs.may_write(task, chunk.stream_id, chunk.partition)
+        return self._outputs is not None and self._outputs.may_write(task, chunk)
 
     def _read_by_idle(self) -> set[tuple[str, int]]:
         """The sources of jobs that close on idle input: locked, so that what is idle stays so until we are done."""
@@ -118,7 +119,8 @@ class _Committing:
         if commit.advance is None:
             return None
         if commit.advance.reason == "idle":
-            return None if idle_and_flush.is_idle(self._s, self._s.get_one(JobRow, task.job_id)) else "not_idle"
+            job = self._s.get_one(JobRow, task.job_id)
+            return None if idle_and_flush.is_idle(self._s, job, task.id) else "not_idle"
         return None if idle_and_flush.is_flush_due(task.flush_at, self._inputs[task.id]) else "not_to_flush"
 
     def _objection_to_segments(self, task: TaskRow, segments: Sequence[WrittenSegment]) -> str | None:
@@ -142,6 +144,9 @@ class _Committing:
             return "empty_chunk"
         if not all(self._may_write(task, chunk) for chunk in chunks):
             return "foreign_stream"
+        packed = ((chunk, chunk.ranges) for chunk in chunks if chunk.ranges is not None)
+        if not all(ranges.is_whole(found, chunk.records, chunk.byte_length) for chunk, found in packed):
+            return "wrong_ranges"
         return None if self._log.missing(chunks) is None else "unknown_partition"
 
     def _accept(self, task: TaskRow, active: ReplicaRow, commit: TaskCommit) -> Verdict:
@@ -161,6 +166,7 @@ class _Committing:
         task.counters = measures.after(task.counters, dict(commit.counters))
         note_commit(active, commit.applied)
         task.stream_time = max(task.stream_time, commit.stream_time)
+        task.has_backlog = commit.has_backlog
         task.updated_ms = self._at_ms
         wake(self._s, progress_topic(task.job_id))
         return verdict

@@ -2,6 +2,10 @@
 
 It knows what `idle` is, by the catalog's clock, and up to where a flush must have read (semantics.md, Idle close and
 flush). It refuses to know what is open in a task and to which time it goes: its slot finds that, and commits it.
+
+What closes in one sub-topology gives the next one records, so a flush goes from stage to stage (`progress`): the tasks
+of a stage are marked with the ends of their inputs once those before it are done. Silence is that of user input; what
+has upstream tasks closes when these are closed.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import job_topic, progress_topic, wake
 from service.catalog.inputs import TaskInput, inputs_of_job
+from service.catalog.progress import JobProgress, Patience
 from service.catalog.tables import JobRow, TaskRow
 from service.protocol import Advanced, AdvanceReason
 
@@ -42,8 +47,14 @@ class ToAdvance(NamedTuple):
     look_again_ms: int | None
 
 
-def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: Iterable[MayClose]) -> ToAdvance:
-    """The tasks of a slot that are due to advance."""
+def to_advance(
+    s: Session,
+    job_id: str,
+    idle_close_after_ms: int | None,
+    tasks: Iterable[MayClose],
+    progress: JobProgress | None = None,
+) -> ToAdvance:
+    """The tasks of a slot that are due to advance. `progress`: of a job with tasks that read more than one input."""
     flushing: dict[str, AdvanceReason] = {}
     waiting: dict[str, AdvanceReason] = {}
     for task in tasks:
@@ -53,6 +64,9 @@ def to_advance(s: Session, job_id: str, idle_close_after_ms: int | None, tasks: 
             waiting[task.id] = "idle"
     if idle_close_after_ms is None or not waiting:
         return ToAdvance(flushing, None)
+    if progress is not None:
+        idle = {task_id: reason for task_id, reason in waiting.items() if progress.is_idle(task_id)}
+        return ToAdvance(flushing | idle, max(progress.idle_in_ms or 0, LOOK_AGAIN_MS))
     left_ms = _until_idle_ms(s, job_id, idle_close_after_ms)
     return ToAdvance(flushing if left_ms > 0 else flushing | waiting, max(left_ms, 0))
 
@@ -62,17 +76,47 @@ def is_flush_due(flush_at: Sequence[int] | None, inputs: Sequence[TaskInput]) ->
     return flush_at is not None and all(at.position >= end for at, end in zip(inputs, flush_at, strict=True))
 
 
-def is_idle(s: Session, job: JobRow) -> bool:
-    """Whether a job's input is idle now; to be asked with its source partitions locked, so that it stays true."""
+def is_idle(s: Session, job: JobRow, task_id: str) -> bool:
+    """Whether a job's input is idle now, so that a task of it may close; to be asked with all partitions locked that it
+    reads, so that it stays true.
+    """
+    patience = Patience.of(job)
+    if patience is not None:
+        return JobProgress(s, job.id, patience).is_idle(task_id)
     return job.idle_close_after_ms is not None and _until_idle_ms(s, job.id, job.idle_close_after_ms) <= 0
 
 
-def ask_to_flush(s: Session, job_id: str, tasks: Iterable[TaskRow]) -> None:
-    """Have locked tasks close all that is open once they have read what is there now; asking again moves the mark."""
-    inputs = inputs_of_job(s, job_id)
+def ask_to_flush(s: Session, job: JobRow, tasks: Iterable[TaskRow]) -> None:
+    """Have the locked tasks of a locked job close all that is open once they have read what is there now, one stage
+    after the other; asking again moves the mark.
+    """
+    patience = Patience.of(job)
+    if patience is None:
+        _mark(s, job, tasks)
+        return
+    progress = JobProgress(s, job.id, patience)
+    job.flush = {"stage": 0}
+    _mark(s, job, [task for task in tasks if progress.stage_of(task.sub_topology) == 0])
+
+
+def begin_next_stage(s: Session, job: JobRow, tasks: Iterable[TaskRow]) -> None:
+    """Take the flush of a locked job with its locked tasks to the next stage, or to its end, where nothing is left to
+    close at this one.
+    """
+    patience = Patience.of(job)
+    progress = None if patience is None else JobProgress(s, job.id, patience)
+    if job.flush is None or progress is None or not progress.is_stage_closed:
+        return
+    stage = job.flush["stage"] + 1
+    job.flush = {"stage": stage} if stage <= progress.last_stage else None
+    _mark(s, job, [task for task in tasks if progress.stage_of(task.sub_topology) == stage])
+
+
+def _mark(s: Session, job: JobRow, tasks: Iterable[TaskRow]) -> None:
+    inputs = inputs_of_job(s, job.id)
     for task in tasks:
         task.flush_at = [at.end for at in inputs[task.id]]
-    wake(s, job_topic(job_id), progress_topic(job_id))
+    wake(s, job_topic(job.id), progress_topic(job.id))
 
 
 def note(task: TaskRow, advance: Advanced, at_ms: int) -> None:

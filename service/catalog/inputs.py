@@ -3,16 +3,19 @@
 It knows that a task's inputs are numbered once, when it is made, and that its positions are one packed value in the
 order of these numbers. It refuses to know why somebody asks: lag, silence, retention, polls and commits all read this.
 
-    task_inputs       (task, number) → (stream, partition), for ever
+    task_inputs       (task, first number) → (stream, first partition), so many of each, for ever
     tasks.positions   per input, in the order of the numbers: next offset, frontier (int64 each, little endian)
+
+A task has a row in `task_inputs` for each stream that it reads, not for each partition: with 64 tasks that read a
+repartition stream of 64 partitions there are 64 rows.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Row, Select, bindparam, func, select
 from sqlalchemy.orm import Session
@@ -22,10 +25,12 @@ from service.catalog.tables import PartitionRow, TaskInputRow, TaskRow
 from service.streams.inputs import InputPosition
 
 _POSITION = struct.Struct("<qq")
-_SILENT_MS = (Now() - func.coalesce(PartitionRow.published_ms, 0)).label("silent_ms")
-READ = (  # a row an input; whoever adds columns gets the input with `input_of`
+POSITION_BYTES: Final = _POSITION.size
+SILENT_MS = (Now() - func.coalesce(PartitionRow.published_ms, 0)).label("silent_ms")
+READ = (  # a row a range of inputs, with the log of its first partition; `inputs_of` makes inputs of it
     select(TaskInputRow.task_id, TaskInputRow.number, TaskInputRow.stream_id, TaskInputRow.partition, TaskRow.positions)
-    .add_columns(PartitionRow.start_offset, PartitionRow.end_offset, _SILENT_MS)
+    .add_columns(TaskInputRow.partitions, TaskInputRow.sub_log)
+    .add_columns(PartitionRow.start_offset, PartitionRow.end_offset, SILENT_MS)
     .select_from(TaskInputRow)
     .join(TaskRow, TaskRow.id == TaskInputRow.task_id)
     .join(
@@ -36,15 +41,35 @@ READ = (  # a row an input; whoever adds columns gets the input with `input_of`
 _IN_ORDER = READ.order_by(TaskInputRow.task_id, TaskInputRow.number)
 _OF_TASKS = _IN_ORDER.where(TaskInputRow.task_id.in_(bindparam("task_ids", expanding=True)))
 _OF_JOB = _IN_ORDER.where(TaskRow.job_id == bindparam("job_id"))
-_READERS = select(TaskInputRow.number, TaskRow.positions).join(TaskRow, TaskRow.id == TaskInputRow.task_id)
+_LOGS = (
+    select(PartitionRow.stream_id, PartitionRow.start_offset, PartitionRow.end_offset, SILENT_MS)
+    .where(PartitionRow.stream_id.in_(bindparam("stream_ids", expanding=True)))
+    .order_by(PartitionRow.stream_id, PartitionRow.partition)
+)
+_READERS = select(
+    TaskInputRow.number, TaskInputRow.partition, TaskInputRow.partitions, TaskInputRow.sub_log, TaskRow.positions
+).join(TaskRow, TaskRow.id == TaskInputRow.task_id)
+
+
+class Log(NamedTuple):
+    """The offsets [start, end) of a partition, and for how long it has not grown (ms)."""
+
+    start: int
+    end: int
+    silent_ms: int
+
+
+Logs = Mapping[str, Sequence[Log]]  # stream id → its partitions, in order
 
 
 @dataclass(slots=True)
 class TaskInput:
     """One partition that a task reads: where the task stands in it, and which offsets [start, end) it has.
 
-    `frontier`: the highest timestamp (ms) of all that was read of it, -1 while that is not known. `silent_ms`: for how
-    long the partition has not grown.
+    `frontier`: how far the input had come (ms, its highest `aligned_at`) at all that was read of it, -1 while that is
+    not known. `silent_ms`: for how long the partition has not grown. `sub_log`: the target whose part of a repartition
+    log the task reads. `bound`, `is_caught_up`: as a slot is given them (`protocol.InputHead`), where `progress` found
+    them.
     """
 
     stream_id: str
@@ -54,6 +79,9 @@ class TaskInput:
     start: int
     end: int
     silent_ms: int
+    sub_log: int | None = None
+    bound: int = -1
+    is_caught_up: bool = False
 
     @property
     def lag(self) -> int:
@@ -64,6 +92,20 @@ class TaskInput:
     def has_work(self) -> bool:
         """Whether its next record is there; retention may have taken it."""
         return self.start <= self.position < self.end
+
+
+class Lag(NamedTuple):
+    """Offsets that are there and were not read yet: of users' streams, and of repartition streams (records for all
+    their targets: a task's own are not more than that).
+    """
+
+    of_users: int
+    of_repartitions: int
+
+    @property
+    def records(self) -> int:
+        """All of them."""
+        return self.of_users + self.of_repartitions
 
 
 def pack(positions: Iterable[InputPosition]) -> bytes:
@@ -91,33 +133,82 @@ def inputs_of_job(s: Session, job_id: str) -> dict[str, list[TaskInput]]:
     return _inputs(s, _OF_JOB, job_id=job_id)
 
 
-def lags(s: Session, job_id: str | None = None) -> dict[str, int]:
-    """Task id → offsets that it has not read yet, of the tasks of one job or of all."""
+def lags(s: Session, job_id: str | None = None) -> dict[str, Lag]:
+    """Task id → what it has not read yet, of the tasks of one job or of all."""
     read = _inputs(s, _IN_ORDER) if job_id is None else inputs_of_job(s, job_id)
-    return {task_id: sum(at.lag for at in inputs) for task_id, inputs in read.items()}
+    return {task_id: lag_of(inputs) for task_id, inputs in read.items()}
+
+
+def lag_of(inputs: Iterable[TaskInput]) -> Lag:
+    """What is unread of these inputs of a task."""
+    found = [0, 0]
+    for at in inputs:
+        found[at.sub_log is not None] += at.lag
+    return Lag(*found)
 
 
 def lowest_position(s: Session, stream_id: str, partition: int) -> int | None:
     """The next offset of the task that is least far in a partition; None: nobody reads it."""
-    readers = s.execute(_READERS.where(TaskInputRow.stream_id == stream_id, TaskInputRow.partition == partition))
-    return min((unpack(packed)[number].offset for number, packed in readers), default=None)
+    is_read = TaskInputRow.partition.between(partition - TaskInputRow.partitions + 1, partition)
+    readers = s.execute(_READERS.where(TaskInputRow.stream_id == stream_id, is_read))
+    offsets = (_offset(row.positions, row.number + partition - row.partition) for row in readers)
+    return min(offsets, default=None)
+
+
+def lowest_positions(s: Session, stream_id: str) -> dict[int, int]:
+    """Partition → the next offset of the task that is least far in it, of each partition that somebody reads."""
+    found: dict[int, int] = {}
+    for row in s.execute(_READERS.where(TaskInputRow.stream_id == stream_id)):
+        for i in range(row.partitions):
+            offset = _offset(row.positions, row.number + i)
+            found[row.partition + i] = min(offset, found.get(row.partition + i, offset))
+    return found
 
 
 def partitions_read_by(s: Session, job_ids: Iterable[str]) -> set[tuple[str, int]]:
     """Every (stream id, partition) that tasks of these jobs read."""
-    query = select(TaskInputRow.stream_id, TaskInputRow.partition).join(TaskRow, TaskRow.id == TaskInputRow.task_id)
-    return {(row.stream_id, row.partition) for row in s.execute(query.where(TaskRow.job_id.in_(sorted(job_ids))))}
+    columns = (TaskInputRow.stream_id, TaskInputRow.partition, TaskInputRow.partitions)
+    query = select(*columns).distinct().join(TaskRow, TaskRow.id == TaskInputRow.task_id)
+    rows = s.execute(query.where(TaskRow.job_id.in_(sorted(job_ids))))
+    return {(row.stream_id, row.partition + i) for row in rows for i in range(row.partitions)}
+
+
+def logs_of(s: Session, stream_ids: Collection[str]) -> Logs:
+    """The partitions of these streams."""
+    found: dict[str, list[Log]] = {}
+    if stream_ids:
+        for stream_id, *log in s.execute(_LOGS, {"stream_ids": sorted(stream_ids)}):
+            found.setdefault(stream_id, []).append(Log(*log))
+    return found
+
+
+def inputs_of(
+    s: Session, rows: Sequence[Row[Any]], logs: Logs | None = None
+) -> Iterator[tuple[Row[Any], list[TaskInput]]]:
+    """Each row of `READ`, and the inputs that it tells of. `logs`: those of ranges, where they are known already."""
+    if logs is None:
+        logs = logs_of(s, {row.stream_id for row in rows if row.partitions > 1})
+    for row in rows:
+        one = [Log(row.start_offset, row.end_offset, row.silent_ms)]
+        yield row, _range(row, one if row.partitions == 1 else logs[row.stream_id][row.partition :])
 
 
 def _inputs(s: Session, query: Select[Any], **parameters: Any) -> dict[str, list[TaskInput]]:
     found: dict[str, list[TaskInput]] = {}
-    for row in s.execute(query, parameters):
-        found.setdefault(row.task_id, []).append(input_of(row))
+    for row, inputs in inputs_of(s, s.execute(query, parameters).all()):
+        found.setdefault(row.task_id, []).extend(inputs)
     return found
 
 
-def input_of(row: Row[Any]) -> TaskInput:
-    """The input that a row of `READ` tells of."""
-    offset, frontier = _POSITION.unpack_from(row.positions, row.number * _POSITION.size)
-    where = (row.stream_id, row.partition, offset, frontier)
-    return TaskInput(*where, row.start_offset, row.end_offset, row.silent_ms)
+def _range(row: Row[Any], logs: Sequence[Log]) -> list[TaskInput]:
+    first = row.number * POSITION_BYTES
+    positions = _POSITION.iter_unpack(row.positions[first : first + row.partitions * POSITION_BYTES])
+    return [
+        TaskInput(row.stream_id, row.partition + i, offset, frontier, *log, row.sub_log)
+        for i, ((offset, frontier), log) in enumerate(zip(positions, logs, strict=False))
+    ]
+
+
+def _offset(packed: bytes, number: int) -> int:
+    offset: int = _POSITION.unpack_from(packed, number * POSITION_BYTES)[0]
+    return offset

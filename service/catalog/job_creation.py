@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import delete, insert, select
@@ -73,6 +73,7 @@ def create_job(
     s.add(job)
     s.flush()
     note_transition(s, job, None, STARTING, "created", who)
+    _keep_dropped(s, job, topology)
     for sub_topology in topology.sub_topologies:
         _add_sub_topology(s, job, spec, sub_topology, records)
     wake(s, JOBS)
@@ -124,8 +125,7 @@ def set_spec(
         return
     for column, value in columns.items():
         setattr(job, column, value)
-    for sub_topology in topology.sub_topologies:
-        _keep_dropped(s, job, sub_topology)
+    _keep_dropped(s, job, topology)
     job.etag += 1
     note_transition(s, job, job.state, job.state, reason or "changed", who, kind="spec", details=details)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
@@ -150,6 +150,7 @@ def delete_job(s: Session, name: str) -> None:
 def _specified(spec: JobSpec, topology: Topology) -> Json:
     """The columns of a job that its specification gives."""
     body = spec.to_json()
+    has_several = any(len(each.sources) > 1 or each.repartitions for each in topology.sub_topologies)
     return {
         "spec": body,
         "spec_sha256": _digest(body),
@@ -157,6 +158,8 @@ def _specified(spec: JobSpec, topology: Topology) -> Json:
         "parallelism": spec.parallelism,
         "max_batch_records": spec.max_batch_records,
         "idle_close_after_ms": spec.idle_close_after_ms,
+        "max_repartition_bytes": spec.max_repartition_bytes if has_several else None,
+        "max_task_idle_ms": spec.max_task_idle_ms if has_several else None,
     }
 
 
@@ -169,27 +172,40 @@ def _add_sub_topology(
     s: Session, job: JobRow, spec: JobSpec, sub_topology: SubTopology, records: FirstRecords | None
 ) -> None:
     sources = [get_stream(s, name) for name in sub_topology.sources]
-    for source in sources:
-        if source.partitions != sub_topology.partitions:
-            raise InvalidSpec([Problem("/source", f"{source.name!r} has {source.partitions} partitions by now")])
-    _relate(s, job, sources, "source")
+    users = [source for source in sources if source.kind != "repartition"]
+    _require_partitions(sub_topology, users)
+    _relate(s, job, users, "source")
     _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
+    for repartition in sub_topology.repartitions:
+        stream = create_stream(
+            s, repartition.stream, partitions=sub_topology.partitions, kind="repartition", job_id=job.id
+        )
+        _relate(s, job, [stream], "internal", sub_topology.id)
     _add_stores(s, job, sub_topology)
-    _keep_dropped(s, job, sub_topology)
     _add_tasks(s, job, spec, sub_topology, sources, records)
 
 
-def _keep_dropped(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
-    """Make the stream of dropped records where it is wanted; it stays when that is no longer so."""
-    name = sub_topology.dropped
-    if name is None:
-        return
-    found = find_stream(s, name)
-    if found is None:
-        kept = create_stream(s, name, partitions=sub_topology.partitions, kind="dropped", job_id=job.id)
-        _relate(s, job, [kept], "internal")
-    elif found.job_id != job.id:
-        raise StreamExists(name, "the job would keep dropped records there").at("/keep_dropped")
+def _require_partitions(sub_topology: SubTopology, users: Sequence[StreamRow]) -> None:
+    """Raises InvalidSpec where sources have other partitions than those that the topology was compiled for."""
+    most = max((source.partitions for source in users), default=0)
+    for source in users:
+        if (source.partitions if sub_topology.stores() else most) != sub_topology.partitions:
+            raise InvalidSpec([Problem("/source", f"{source.name!r} has {source.partitions} partitions by now")])
+
+
+def _keep_dropped(s: Session, job: JobRow, topology: Topology) -> None:
+    """Make the stream of dropped records where it is wanted, with a partition for each task of the largest
+    sub-topology; it stays when that is no longer so.
+    """
+    names = {each.dropped for each in topology.sub_topologies if each.dropped is not None}
+    for name in names:
+        found = find_stream(s, name)
+        if found is None:
+            partitions = max(each.partitions for each in topology.sub_topologies)
+            kept = create_stream(s, name, partitions=partitions, kind="dropped", job_id=job.id)
+            _relate(s, job, [kept], "internal")
+        elif found.job_id != job.id:
+            raise StreamExists(name, "the job would keep dropped records there").at("/keep_dropped")
 
 
 def _sink(s: Session, name: str, partitions: int) -> StreamRow:
@@ -199,8 +215,10 @@ def _sink(s: Session, name: str, partitions: int) -> StreamRow:
     return stream
 
 
-def _relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str) -> None:
-    s.add_all(JobStreamRow(job_id=job.id, stream_id=stream.id, role=role) for stream in streams)
+def _relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str, sub_topology: int | None = None) -> None:
+    """Note what a job does with streams, once; `sub_topology`: of a repartition stream, whose tasks write it."""
+    for stream in streams:
+        s.merge(JobStreamRow(job_id=job.id, stream_id=stream.id, role=role, sub_topology=sub_topology))
     s.flush()
 
 
@@ -233,24 +251,30 @@ def _add_tasks(
     sources: list[StreamRow],
     records: FirstRecords | None,
 ) -> None:
-    """A task a partition; its inputs are numbered in the order of the sources. The partitions are locked: retention can
-    not pass the positions meanwhile.
+    """A task a partition; its inputs are numbered in the order of the sources, those of one by partition. The
+    partitions of users are locked: retention can not pass the positions meanwhile.
     """
-    locked = {(at.stream_id, at.partition): at for at in lock_partitions_of(s, [source.id for source in sources])}
+    users = [source.id for source in sources if source.kind != "repartition"]
+    locked = {(at.stream_id, at.partition): at for at in lock_partitions_of(s, users)}
     at_ms = now_ms(s)
-    inputs: list[Json] = []
+    ranges: list[Json] = []
     for p in range(sub_topology.partitions):
         task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
         task.sub_topology, task.partition = sub_topology.id, p
-        partitions = [locked[each.id, p] for each in sources]
-        task.positions = pack(
-            InputPosition(start_of(s, spec.start, each.name, at, records))
-            for each, at in zip(sources, partitions, strict=True)
-        )
+        positions: list[InputPosition] = []
+        for source in sources:
+            is_own = source.kind == "repartition"
+            if not is_own and p >= source.partitions:
+                continue
+            first, count, sub_log = (0, source.partitions, p) if is_own else (p, 1, None)
+            read = {"partition": first, "partitions": count, "sub_log": sub_log}
+            ranges.append({"task_id": task.id, "number": len(positions), "stream_id": source.id, **read})
+            if is_own:
+                positions += [InputPosition(0)] * source.partitions
+            else:
+                offset = start_of(s, spec.start, source.name, locked[source.id, p], records)
+                positions.append(InputPosition(offset))
+        task.positions = pack(positions)
         s.add(task)
-        inputs += [
-            {"task_id": task.id, "number": number, "stream_id": at.stream_id, "partition": p}
-            for number, at in enumerate(partitions)
-        ]
     s.flush()
-    s.execute(insert(TaskInputRow), inputs)
+    s.execute(insert(TaskInputRow), ranges)

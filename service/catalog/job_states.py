@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
-from service.catalog.idle_and_flush import ask_to_flush
+from service.catalog.idle_and_flush import ask_to_flush, begin_next_stage
 from service.catalog.jobs import positions, streams_of
 from service.catalog.replicas import owners_of
 from service.catalog.tables import (
@@ -130,9 +130,14 @@ def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
     job = lock_job(s, name=name)
     if job.state not in WORKING:
         raise IllegalTransition(job.state, "flush")
-    ask_to_flush(s, job.id, lock_tasks(s, job.id))
+    ask_to_flush(s, job, lock_tasks(s, job.id))
     note_transition(s, job, job.state, job.state, "flush", who, kind="flush")
     return job
+
+
+def go_on_flushing(s: Session, job: JobRow) -> None:
+    """Begin the next stage of a locked job's flush, or end it, where nothing is left to close at the present one."""
+    begin_next_stage(s, job, lock_tasks(s, job.id))
 
 
 def skip_record(
@@ -147,7 +152,8 @@ def skip_record(
     if job.state not in MAY_SKIP:
         raise IllegalTransition(job.state, "skip a record", "only a failed one can")
     sources = {source.name: source.id for source in streams_of(s, job.id, "source")}
-    at = next((p for p in positions(s, job.id) if p.partition == partition and stream in {None, p.stream}), None)
+    read = [p for p in positions(s, job.id) if p.stream in sources and stream in {None, p.stream}]
+    at = next((p for p in read if p.partition == partition), None)
     if at is None:
         raise UnknownPartition(f"{stream or '/'.join(sources)}/{partition}")
     failed_at = (job.error or {}).get("offset") if (job.error or {}).get("partition") == partition else None

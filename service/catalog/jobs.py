@@ -6,6 +6,7 @@ It knows what `caught up` means. It refuses to change anything: `job_creation` m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import exists, func, select
@@ -23,14 +24,17 @@ from service.catalog.tables import (
     SlotRow,
     StoreRow,
     StreamRow,
+    TaskInputRow,
     TaskRow,
 )
 from service.streams import measures
 from service.streams.errors import UnknownJob
 
+READS_USER = exists().where(TaskInputRow.task_id == TaskRow.id, TaskInputRow.sub_log.is_(None))
+
 
 class SourcePosition(NamedTuple):
-    """A job's position in one partition of a source, by the stream's name."""
+    """A job's position in one partition of a source or of a repartition stream, by the stream's name."""
 
     stream: str
     partition: int
@@ -56,17 +60,25 @@ def list_jobs(s: Session, *, limit: int = 100, after: str | None = None, state: 
 
 
 def positions(s: Session, job_id: str) -> list[SourcePosition]:
-    """Positions and ends of every input of a job, by stream and partition."""
+    """Positions and ends of all logs that a job reads, by stream and partition: of one with several targets that of the
+    task which is least far.
+    """
     names = {stream.id: stream.name for stream in streams_of(s, job_id)}
-    return sorted(_source_position(names, at) for read in inputs_of_job(s, job_id).values() for at in read)
+    lowest: dict[tuple[str, int], TaskInput] = {}
+    for at in chain.from_iterable(inputs_of_job(s, job_id).values()):
+        log = (at.stream_id, at.partition)
+        lowest[log] = min(lowest.get(log, at), at, key=lambda each: each.position)
+    return sorted(_source_position(names, at) for at in lowest.values())
 
 
 def is_caught_up(s: Session, job_id: str) -> bool:
-    """Every input is read to its end, no flush and no replay is under way, every replica is at its changelog's end."""
-    if any(lags(s, job_id).values()) or is_flushing(s, job_id) or is_replaying(s, job_id):
+    """Every input of every task is read to its end, with all results out; no flush and no replay is under way; every
+    replica is at its changelog's end.
+    """
+    if any(lag.records for lag in lags(s, job_id).values()) or is_flushing(s, job_id) or is_replaying(s, job_id):
         return False
     changelogs = (
-        select(ReplicaRow.state, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
+        select(ReplicaRow.state, TaskRow.has_backlog, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
         .select_from(TaskRow)
         .outerjoin(ReplicaRow, IS_ACTIVE)
         .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
@@ -77,14 +89,15 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         .where(TaskRow.job_id == job_id)
     )
     return all(
-        state != BACKLOG and (applied or {}).get(store_id, 0) >= end
-        for state, applied, store_id, end in s.execute(changelogs)
+        state != BACKLOG and not has_backlog and (applied or {}).get(store_id, 0) >= end
+        for state, has_backlog, applied, store_id, end in s.execute(changelogs)
     )
 
 
 def is_flushing(s: Session, job_id: str) -> bool:
     """Whether a flush is under way."""
-    query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.flush_at.is_not(None)).limit(1)
+    is_marked = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
+    query = select(JobRow.id).where(JobRow.id == job_id, JobRow.flush.is_not(None) | is_marked)
     return s.execute(query).first() is not None
 
 
@@ -139,11 +152,16 @@ def _source_position(names: Mapping[str, str], at: TaskInput) -> SourcePosition:
 
 
 def metrics(s: Session, job_id: str) -> Json:
-    """The counters of the job's tasks, as those of one."""
+    """The counters of the job's tasks, as those of one; `records_in` of those that read what users posted."""
     total: Json = {}
-    for counters in s.scalars(select(TaskRow.counters).where(TaskRow.job_id == job_id)):
-        total = measures.beside(total, counters)
+    for counters, reads_user in s.execute(select(TaskRow.counters, READS_USER).where(TaskRow.job_id == job_id)):
+        total = measures.beside(total, of_job(counters, reads_user=reads_user))
     return total
+
+
+def of_job(counters: Json, *, reads_user: bool) -> Json:
+    """The counters of a task, as far as they count for its job."""
+    return counters if reads_user else {name: value for name, value in counters.items() if name != "records_in"}
 
 
 def transitions_of(

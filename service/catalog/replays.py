@@ -15,12 +15,12 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.catalog import segments
 from service.catalog.engine import job_topic, progress_topic, wake
 from service.catalog.job_states import lock_job, lock_tasks, note_transition
 from service.catalog.jobs import is_replaying, metrics
-from service.catalog.segments import chunks_from
 from service.catalog.tables import JobRow, Json, PartitionRow, StreamRow, TaskRow
-from service.protocol import InputRange, KeptRange, Move
+from service.protocol import KeptRange, Move
 from service.streams.errors import InvalidSpec, NothingKept, Problem, ReplayUnderWay
 from service.streams.topology.graph import Topology
 from service.streams.topology.replays import REASONS, Wanted
@@ -80,10 +80,7 @@ def next_range(
     if replay is None or max_records <= 0:
         return None
     stream_id, position, end = replay["stream_id"], replay["position"], replay["end"]
-    chunks = chunks_from(s, stream_id, partition, position, max_records).chunks
-    if chunks:  # retention may have taken some, or all
-        end = min(end, chunks[-1].end_offset, max(position, chunks[0].first_offset) + max_records)
-    given = InputRange(number, position, end, [chunk for chunk in chunks if chunk.first_offset < end])
+    given = segments.next_range(s, number, (stream_id, partition), position, end, max_records)
     return KeptRange(stream_id, given, msgspec.convert(replay["wanted"], Wanted))
 
 

@@ -22,7 +22,7 @@ from service.catalog.engine import now_ms, stream_topic, wake
 from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
 from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow
-from service.protocol import ChunkRange
+from service.protocol import ChunkRange, InputRange
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Chunk, ChunkMeta, Published
 
@@ -228,6 +228,16 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
         raise UnknownPartition(f"{stream_id}/{partition}")
     chunks = [] if offset >= bounds.end_offset else _chunks(s, stream_id, partition, offset, max_records)
     return ChunkRange(bounds.start_offset, bounds.end_offset, chunks)
+
+
+def next_range(s: Session, number: int, read: tuple[str, int], start: int, end: int, max_records: int) -> InputRange:
+    """What a task takes next of its input of this number, which is `read` (stream id, partition), from `start` up to
+    `end`, `max_records` offsets at most. Retention may have taken some of it, or all. Raises UnknownPartition.
+    """
+    chunks = chunks_from(s, *read, start, max_records).chunks
+    if chunks:
+        end = min(end, chunks[-1].end_offset, max(start, chunks[0].first_offset) + max_records)
+    return InputRange(number, start, end, [chunk for chunk in chunks if chunk.first_offset < end])
 
 
 def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> list[Chunk]:

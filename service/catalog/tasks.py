@@ -6,15 +6,17 @@ commit changes (`commits`) and what an operator does. Shapes are those of the sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.catalog import replays
-from service.catalog.inputs import READ, TaskInput, input_of
-from service.catalog.segments import chunks_from
+from service.catalog.inputs import READ, TaskInput, inputs_of
+from service.catalog.progress import JobProgress
+from service.catalog.repartitions import NextChunks
+from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
 from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, JobToRun, Role
 
@@ -37,6 +39,7 @@ class Assigned:
     target_slot_id: str | None
     applied: Json
     inputs: list[TaskInput] = field(default_factory=list)
+    heads_digest: int = 0
 
     @property
     def is_truncated(self) -> bool:
@@ -49,11 +52,13 @@ class Assigned:
         return any(at.has_work for at in self.inputs)
 
     @property
-    def ends(self) -> list[int]:
-        """Up to where to read each input: what came after a flush was asked for waits for it, so that it closes what
-        was open then, and ends.
+    def unread(self) -> list[tuple[int, TaskInput, int]]:
+        """The number of each input that has something, the input, and up to where to read it: what came after a flush
+        was asked for waits for it, so that it closes what was open then, and ends.
         """
-        return [at.end for at in self.inputs] if self.flush_at is None else self.flush_at
+        ends = [at.end for at in self.inputs] if self.flush_at is None else self.flush_at
+        read = enumerate(zip(self.inputs, ends, strict=True))
+        return [(number, at, end) for number, (at, end) in read if at.has_work and at.position < end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,19 @@ def job_to_run(job: JobRow) -> JobToRun:
     return JobToRun(job.id, job.name, job.spec, job.topology, job.spec_sha256)
 
 
-def assigned_to(s: Session, slot_id: str) -> list[Assigned]:
-    """The tasks of a slot with their inputs; one query."""
+def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -> list[Assigned]:
+    """The tasks of a slot with their inputs; one query, and one more where there are ranges of inputs and nothing is
+    known of the job's `progress`.
+    """
     tasks: dict[str, Assigned] = {}
-    for row in s.execute(_ASSIGNED, {"slot_id": slot_id}):
+    rows = s.execute(_ASSIGNED, {"slot_id": slot_id}).all()
+    for row, inputs in inputs_of(s, rows, None if progress is None else progress.logs):
         if row.task_id not in tasks:
             tasks[row.task_id] = Assigned(*row[-len(_TASK) :])
-        tasks[row.task_id].inputs.append(input_of(row))
+        tasks[row.task_id].inputs += inputs
+    if progress is not None:
+        for task in tasks.values():
+            task.heads_digest = progress.note(task.id, task.inputs)
     return list(tasks.values())
 
 
@@ -123,17 +134,20 @@ def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
 
 def describe(
     s: Session,
-    tasks: Iterable[Assigned],
+    tasks: Sequence[Assigned],
     changelogs: Mapping[str, Sequence[ChangelogEnd]],
     advances: Mapping[str, AdvanceReason],
+    resting: Collection[str] = frozenset(),
     *,
     job_id: str,
     max_records: int,
     has_skips: bool,
 ) -> list[AssignedTask]:
-    """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none, and a task
-    that shall advance (id → why) gets none before it has done so.
+    """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none, a task that
+    shall advance (id → why) gets none before it has done so, those that are `resting` get none now.
     """
+    working = [task for task in tasks if max_records > 0 and task.id not in advances and task.id not in resting]
+    work = _work(s, working, max_records)
     return [
         AssignedTask(
             task=task.id,
@@ -143,33 +157,39 @@ def describe(
             epoch=task.epoch,
             version=task.version,
             role=task.role,
-            inputs=[InputHead(at.stream_id, at.partition, at.position, at.end, at.frontier) for at in task.inputs],
-            work=[] if task.id in advances else _work(s, task, max_records),
+            inputs=[_head(at) for at in task.inputs],
+            work=work.get(task.id, []),
             advance=advances.get(task.id),
             replay=replays.next_range(s, task.replay, task.partition, len(task.inputs), max_records),
             changelogs={each.store: each.end for each in changelogs.get(task.id, [])},
             skips=_skips(s, job_id, task) if has_skips else [],
+            heads_digest=task.heads_digest,
         )
         for task in tasks
     ]
 
 
-def _work(s: Session, task: Assigned, max_records: int) -> list[InputRange]:
-    """The next range of each input that has one, and the chunks that hold it: at most `max_records` records each."""
-    if max_records <= 0:
-        return []
-    read = zip(task.inputs, task.ends, strict=True)
-    return [
-        _range(s, number, at, end, max_records)
-        for number, (at, end) in enumerate(read)
-        if at.has_work and at.position < end
-    ]
+def _head(at: TaskInput) -> InputHead:
+    where = (at.stream_id, at.partition, at.position, at.end, at.frontier)
+    return InputHead(*where, at.sub_log, at.bound, at.is_caught_up)
 
 
-def _range(s: Session, number: int, at: TaskInput, end: int, max_records: int) -> InputRange:
-    chunks = chunks_from(s, at.stream_id, at.partition, at.position, max_records).chunks
-    end = min(end, chunks[-1].end_offset, max(at.position, chunks[0].first_offset) + max_records)
-    return InputRange(number, at.position, end, [chunk for chunk in chunks if chunk.first_offset < end])
+def _work(s: Session, tasks: Sequence[Assigned], max_records: int) -> dict[str, list[InputRange]]:
+    """By task the next range of each input that has one, and the chunks that hold it: at most `max_records` records
+    each. The repartition streams are read for all tasks together.
+    """
+    unread = [(task.id, *each) for task in tasks for each in task.unread]
+    chunks = NextChunks(s, [at for _, _, at, _ in unread if at.sub_log is not None])
+    found: dict[str, list[InputRange]] = {}
+    for task_id, number, at, end in unread:
+        given = (
+            next_range(s, number, (at.stream_id, at.partition), at.position, end, max_records)
+            if at.sub_log is None
+            else chunks.range(number, at, end, max_records)
+        )
+        if given is not None:
+            found.setdefault(task_id, []).append(given)
+    return found
 
 
 def _skips(s: Session, job_id: str, task: Assigned) -> list[tuple[int, int]]:

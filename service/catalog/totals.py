@@ -15,7 +15,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
-from service.catalog.inputs import lags
+from service.catalog.inputs import Lag, lags
+from service.catalog.jobs import READS_USER, of_job
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
@@ -28,14 +29,15 @@ from service.catalog.tables import (
 
 
 class TaskTotals(NamedTuple):
-    """A task by job and name: the counters of its commits, and its lag in records."""
+    """A task by job and name: the counters of its commits, its lag, and whether it reads what users posted."""
 
     job: str
     task: str
     sub_topology: int
     partition: int
     counters: Json
-    lag: int
+    lag: Lag
+    reads_user: bool
 
 
 class OperatorStore(NamedTuple):
@@ -67,7 +69,7 @@ class CatalogTotals:
 
     @cached_property
     def records_in(self) -> Counter[str]:
-        """By job."""
+        """By job: what its tasks read of what users posted."""
         return self._by_job("records_in")
 
     @cached_property
@@ -77,16 +79,16 @@ class CatalogTotals:
 
     @cached_property
     def lag(self) -> Counter[str]:
-        """By job."""
+        """By job: what its tasks have not read of what users posted."""
         found: Counter[str] = Counter()
         for task in self.tasks:
-            found[task.job] += task.lag
+            found[task.job] += task.lag.of_users
         return found
 
     def _by_job(self, counter: str) -> Counter[str]:
         found: Counter[str] = Counter()
         for task in self.tasks:
-            found[task.job] += task.counters.get(counter, 0)
+            found[task.job] += of_job(task.counters, reads_user=task.reads_user).get(counter, 0)
         return found
 
 
@@ -107,13 +109,17 @@ def catalog_totals(s: Session) -> CatalogTotals:
 def task_totals(s: Session, job_id: str | None = None) -> list[TaskTotals]:
     """The tasks of one job or of all, in order."""
     query = (
-        select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters, TaskRow.id)
+        select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters)
+        .add_columns(TaskRow.id, READS_USER.label("reads_user"))
         .join(TaskRow, TaskRow.job_id == JobRow.id)
         .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition)
     )
     lag_of = lags(s, job_id)
     rows = s.execute(query if job_id is None else query.where(JobRow.id == job_id))
-    return [TaskTotals(*row[:-1], lag=lag_of[row.id]) for row in rows]
+    return [
+        TaskTotals(job, task, sub_topology, partition, counters, lag_of[task_id], reads_user)
+        for job, task, sub_topology, partition, counters, task_id, reads_user in rows
+    ]
 
 
 def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore]:

@@ -1,6 +1,7 @@
 """Evictions: the coordinator's own round, which ends members that say nothing and gives out what nobody owns.
 
-It knows leases that ran out and jobs that are stuck; it refuses to know who should own a task (`ownership`).
+It knows leases that ran out, jobs that are stuck and flushes that nobody takes further; it refuses to know who should
+own a task (`ownership`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from sqlalchemy import Select, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import Catalog, now_ms
-from service.catalog.job_states import DRAINING, STAFFED, lock_job
+from service.catalog.job_states import DRAINING, STAFFED, go_on_flushing, lock_job
 from service.catalog.replicas import HAS_OWNER
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SlotRow, TaskRow
 from service.coordinator.leases import GONE, LIVE, PRESENT, RENEW_AFTER, SESSION_TIMEOUT_MS, UNSEEN
@@ -22,9 +23,13 @@ SEEN: Final = "coordinator_seen_ms"
 GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
 
 
+_IS_MARKED = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
+_CLOSED_STAGES = select(JobRow.id).where(JobRow.flush.is_not(None), ~_IS_MARKED).order_by(JobRow.id)
+
+
 def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_ms: int = NO_DELAY_MS) -> int:
-    """One round: evict members whose lease ran out, and give out tasks without an owner, those too whose slot did not
-    follow the first within `initial_delay_ms`. Returns who was evicted.
+    """One round: evict members whose lease ran out, give out tasks without an owner, those too whose slot did not
+    follow the first within `initial_delay_ms`, and take flushes to their next stage. Returns who was evicted.
 
     After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
     every lease starts again. A round with nothing to do is read-only.
@@ -40,7 +45,8 @@ def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
         return True
     expired = select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)
     gone = select(InstanceRow.id).where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at)
-    return any(s.execute(query.limit(1)).first() for query in (expired, gone, _stuck_jobs(at - initial_delay_ms)))
+    due = (expired, gone, _stuck_jobs(at - initial_delay_ms), _CLOSED_STAGES)
+    return any(s.execute(query.limit(1)).first() for query in due)
 
 
 def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
@@ -55,6 +61,8 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
     s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
     for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
+    for job_id in s.scalars(_CLOSED_STAGES).all():
+        go_on_flushing(s, lock_job(s, job_id=job_id))
     return evicted
 
 

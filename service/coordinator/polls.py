@@ -6,9 +6,9 @@ It knows when a poll is answered and what has to be written for it. It refuses t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from service.catalog import commits as committing
 from service.catalog import idle_and_flush
 from service.catalog.commits import lock_tasks_by_id
-from service.catalog.engine import Catalog, Now, job_topic, stream_topic
-from service.catalog.job_states import STAFFED, WORKING, fail_job, lock_job
+from service.catalog.engine import Catalog, Now, job_topic, progress_topic, stream_topic
+from service.catalog.job_states import STAFFED, WORKING, fail_job, go_on_flushing, lock_job
+from service.catalog.progress import JobProgress, Patience
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
 from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
 from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe, job_to_run
@@ -51,6 +52,7 @@ _SLOT = (
     select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
     .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
+    .add_columns(JobRow.max_repartition_bytes, JobRow.max_task_idle_ms, JobRow.flush)
     .join(JobRow, JobRow.id == SlotRow.job_id)
     .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
     .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
@@ -62,13 +64,14 @@ def poll_slot(
 ) -> PollOutcome:
     """What a slot that holds these tasks should do next; `known` is the digest of the specification that it runs by.
 
-    One read-only look of three queries, and one more per task with work. A write comes only with something to
-    write: a lease that is due, a task to hand over, replicas that went further while there is nothing to run.
-    Raises InstanceGone, UnknownSlot (it is another instance's).
+    One read-only look of three queries, and two more per task with work; where tasks read more than one input, two
+    about the whole job and one a repartition stream. A write comes only with something to write: a lease that is due,
+    a task to hand over, a flush to take further, replicas that went further while there is nothing to run. Raises
+    InstanceGone, UnknownSlot (it is another instance's).
     """
     look = catalog.read(_look, slot_id, held, instance_id, known)
     if look.is_write_due:
-        catalog.write(_keep_slot, slot_id, look.reports)
+        catalog.write(_keep_slot, slot_id, look.reports, is_stage_closed=look.is_stage_closed)
         look = catalog.read(_look, slot_id, held, instance_id, known)
     return look.outcome
 
@@ -77,6 +80,7 @@ class _Look(NamedTuple):
     outcome: PollOutcome
     is_write_due: bool
     reports: Mapping[str, Report]  # by task, of those that the slot holds under the epoch that the catalog holds
+    is_stage_closed: bool = False
 
 
 class _SlotNow(NamedTuple):
@@ -89,6 +93,7 @@ class _SlotNow(NamedTuple):
     spec_sha256: str
     has_skips: bool
     is_lease_due: bool
+    patience: Patience | None  # of a job with tasks that read more than one input
 
 
 def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None, known: str) -> _Look:
@@ -97,15 +102,19 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
         return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, {})
-    tasks, changelogs = assigned_to(s, slot_id), changelogs_of(s, slot_id)
-    topics |= {stream_topic(at.stream_id) for task in tasks for at in task.inputs}
+    progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
+    tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
+    topics |= {stream_topic(stream_id) for stream_id in {at.stream_id for task in tasks for at in task.inputs}}
     staying = [task for task in tasks if task.target_slot_id is None]
-    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, staying if now.is_working else [])
+    working = staying if now.is_working else []
+    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, working, progress)
+    pausing = _NO_PAUSE if progress is None else _pausing(s, progress, working, held)
     described = describe(
         s,
         staying,
         changelogs,
         to_advance.reasons,
+        pausing.task_ids,
         job_id=now.job_id,
         max_records=now.max_batch_records if now.is_working else 0,
         has_skips=now.has_skips,
@@ -113,14 +122,37 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
     changed = job_to_run(s.get_one(JobRow, now.job_id)) if known not in {"", now.spec_sha256} else None
     is_ready = is_news or changed is not None or any(task.is_due for task in described)
-    outcome = PollOutcome(PollAnswer("run", described, changed), is_ready, frozenset(topics), to_advance.look_again_ms)
+    again_ms = min((ms for ms in (to_advance.look_again_ms, pausing.look_again_ms) if ms is not None), default=None)
+    if progress is not None and (pausing.task_ids or again_ms is not None):
+        topics.add(progress_topic(now.job_id))
+    outcome = PollOutcome(PollAnswer("run", described, changed), is_ready, frozenset(topics), again_ms)
     reports = {
         task.id: _report(mine, changelogs.get(task.id, []))
         for task in tasks
         for mine in held
         if (mine.task, mine.epoch) == (task.id, task.epoch)
     }
-    return _Look(outcome, now.is_lease_due or any(_is_to_write(task, reports.get(task.id)) for task in tasks), reports)
+    is_stage_closed = progress is not None and progress.is_stage_closed
+    is_write_due = now.is_lease_due or is_stage_closed or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
+    return _Look(outcome, is_write_due, reports, is_stage_closed)
+
+
+class _Pausing(NamedTuple):
+    """Tasks that have something to read and get nothing now, and when to look again (ms; None: when a task commits)."""
+
+    task_ids: Set[str]
+    look_again_ms: int | None
+
+
+_NO_PAUSE: Final = _Pausing(frozenset(), None)
+
+
+def _pausing(s: Session, progress: JobProgress, tasks: Sequence[Assigned], held: Sequence[HeldTask]) -> _Pausing:
+    """Tasks that found nothing to run in what they know already, and those that have written too far ahead."""
+    digests = {(mine.task, mine.epoch): mine.held_at for mine in held if mine.held_at}
+    waiting = {task.id for task in tasks if digests.get((task.id, task.epoch)) == task.heads_digest}
+    again_ms = progress.caught_up_in_ms if waiting else None
+    return _Pausing(waiting | progress.throttled(s, [task.id for task in tasks if task.has_work]), again_ms)
 
 
 def _report(mine: HeldTask, changelogs: Sequence[ChangelogEnd]) -> Report:
@@ -132,10 +164,12 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
     if row is None:
         raise InstanceGone(f"Slot {slot_id}")
-    job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms = row
+    job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms, *more = row
     is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
+    max_bytes, task_idle_ms, flush = more
+    patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush)
     is_working = job_state in WORKING
-    return _SlotNow(job_id, instance_id, is_wanted, is_working, most, idle_ms, digest, has_skips, is_due)
+    return _SlotNow(job_id, instance_id, is_wanted, is_working, most, idle_ms, digest, has_skips, is_due, patience)
 
 
 def _is_to_write(task: Assigned, report: Report | None) -> bool:
@@ -145,15 +179,18 @@ def _is_to_write(task: Assigned, report: Report | None) -> bool:
     return not task.has_work and report is not None and is_news(task.state, task.applied, report)
 
 
-def _keep_slot(s: Session, slot_id: str, reports: Mapping[str, Report]) -> None:
-    """Write what a poll brought: hand-overs, lost ranges, positions of copies, the lease."""
+def _keep_slot(s: Session, slot_id: str, reports: Mapping[str, Report], *, is_stage_closed: bool = False) -> None:
+    """Write what a poll brought: hand-overs, lost ranges, a flush that goes on, positions of copies, the lease."""
     tasks = assigned_to(s, slot_id)
     truncated = next((task for task in tasks if task.is_truncated), None)
-    if truncated or any(task.target_slot_id is not None for task in tasks):
+    is_moving = any(task.target_slot_id is not None for task in tasks)
+    if truncated or is_moving or is_stage_closed:
         job = lock_job(s, job_id=s.scalars(select(SlotRow.job_id).where(SlotRow.id == slot_id)).one())
         if truncated:
             fail_job(s, job, _source_truncated(s, truncated))
-        hand_over(s, job, slot_id)
+        if truncated or is_moving:
+            hand_over(s, job, slot_id)
+        go_on_flushing(s, job)
     epochs = {task.id: task.epoch for task in tasks}
     locked = lock_tasks_by_id(s, reports)
     copies = copies_of_slot(s, slot_id, list(locked))

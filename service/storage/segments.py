@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
 
+from service import ranges
 from service.faults import fault_point
-from service.storage import ranges
 from service.streams.errors import SegmentDamaged, SegmentMissing
 from service.streams.inputs import Part
 from service.streams.records import (

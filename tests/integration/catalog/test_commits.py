@@ -236,7 +236,7 @@ def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog
 def test_lag_is_told_by_task_and_by_job(catalog: Catalog, worker: SlotDouble) -> None:
     worker.commit(batch(catalog, worker.tasks()[1], worker.joined))
     found = catalog.read(totals.catalog_totals)
-    assert {task.task: task.lag for task in found.tasks} == {"0_0": 10, "0_1": 0, "0_2": 10, "0_3": 10}
+    assert {task.task: task.lag.records for task in found.tasks} == {"0_0": 10, "0_1": 0, "0_2": 10, "0_3": 10}
     assert found.lag == {"visits": 30}
 
 
