@@ -37,7 +37,7 @@ class TaskTotals(NamedTuple):
     partition: int
     counters: Json
     lag: Lag
-    reads_user: bool
+    reads_user: bool = True
 
 
 class OperatorStore(NamedTuple):

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service import prometheus
+from service.catalog.inputs import Lag
 from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
 from service.metric_families import (
     ADVANCES,
@@ -109,7 +110,8 @@ FULL = {
 
 def test_every_family_is_exposed_with_job_task_and_operator() -> None:
     found = {
-        family.name: family for family in text_string_to_metric_families(exposed(TaskTotals("j", "0_0", 0, 0, FULL, 3)))
+        family.name: family
+        for family in text_string_to_metric_families(exposed(TaskTotals("j", "0_0", 0, 0, FULL, Lag(3, 0))))
     }
     for family in (*OPERATOR_FAMILIES, *TASK_FAMILIES, DROPPED, ADVANCES):
         exposed_one = found["millrace_" + family.name]
@@ -121,7 +123,7 @@ def test_every_family_is_exposed_with_job_task_and_operator() -> None:
 
 
 def test_figures_of_tasks_stay_apart() -> None:
-    text = exposed(TaskTotals("j", "0_0", 0, 0, FULL, 3), TaskTotals("j", "0_1", 0, 1, {}, 0))
+    text = exposed(TaskTotals("j", "0_0", 0, 0, FULL, Lag(3, 0)), TaskTotals("j", "0_1", 0, 1, {}, Lag(0, 0)))
     assert 'millrace_task_lag_records{job="j",task="0_0"} 3.0' in text
     assert 'millrace_task_lag_records{job="j",task="0_1"} 0.0' in text
     assert 'millrace_suppression_buffer_count{job="j",operator="final",task="0_0"} 2.0' in text

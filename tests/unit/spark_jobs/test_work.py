@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from service import ranges
 from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
-from service.storage import ranges
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import clock, inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged, SuppressionFull
