@@ -125,7 +125,6 @@ def create_app(settings: Settings) -> Service:
         lifespan=lifespan,
         redirect_slashes=False,
         openapi_url=None,
-        generate_unique_id_function=document.operation_id,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it would look for itself in every request
     )
     for part in (
@@ -146,7 +145,8 @@ def create_app(settings: Settings) -> Service:
         tokens,
         health,
     ):
-        app.include_router(part.router)
+        # As they are: `include_router` would make each anew with the first request, which took it 0.1 s of CPU.
+        app.router.routes.extend(part.router.routes)
     problems.install(app)
     document.install(app)
     return app

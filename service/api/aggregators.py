@@ -6,18 +6,18 @@ Knows the shape of the list. Refuses to know how one is found or run (`…operat
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from service.api.bodies import answer
+from service.api.document import router_of
 from service.api.models import Cursor, Limit, PageView, short_page
 from service.auth import Reader
 from service.problems import declared
 from service.streams.operators.functions import FUNCTIONS
 from service.streams.operators.installed_aggregators import Installed, described
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 
 class AggregatorView(BaseModel):

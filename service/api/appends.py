@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Header
+from fastapi import Header
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from service import prometheus
 from service.api.bodies import answer
+from service.api.document import router_of
 from service.api.streams import NamedStream
 from service.auth import Writer
 from service.catalog import streams
@@ -32,7 +33,7 @@ from service.streams.errors import (
     InternalStream,
 )
 
-router = APIRouter(tags=["streams"])
+router = router_of("streams")
 
 _RECORD_SCHEMA = {
     "type": "object",

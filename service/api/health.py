@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import structlog
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from service import prometheus
 from service.api.bodies import answer
+from service.api.document import router_of
 from service.auth import Reader
 from service.catalog import totals
 from service.lookups import ping_views
@@ -29,7 +30,7 @@ STORAGE_KNOWN_S = 2.0  # `/readyz` asks nobody for a key: it may not be a way to
 
 OPEN = [Depends(refuse_unknown_parameters)]  # elsewhere, that is settled with the key
 
-router = APIRouter(tags=["operations"])
+router = router_of("operations")
 
 
 class HealthView(BaseModel):

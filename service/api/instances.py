@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from service import coordinator, prometheus
 from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page
 from service.auth import Instance, Reader
 from service.catalog import groups, jobs, replicas, segments
@@ -47,7 +47,7 @@ from service.protocol import (
 from service.storage.segments import path_of
 from service.streams.errors import UnknownPartition
 
-router = APIRouter(tags=["instances"])
+router = router_of("instances")
 
 PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews a lease of which a third may be gone
 SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"

@@ -6,7 +6,7 @@ Knows what is compiled and kept of a body. Refuses to know what a specification 
 from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import answer, read_json
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.job_views import JobView, job_view
 from service.api.job_waiting import Waiting, WaitingForStop, settled_job, until_settled
 from service.api.start_records import first_records
@@ -29,7 +29,7 @@ from service.streams.topology.complaints import errors_below, pointer
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 EXAMPLE = {
     "name": "unique_clicks",

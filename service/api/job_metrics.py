@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import answer
+from service.api.document import router_of
 from service.auth import Reader
 from service.catalog import jobs, totals
 from service.catalog.engine import now_ms
@@ -24,7 +24,7 @@ from service.problems import declared
 from service.streams import measures
 from service.streams.measures import Reading
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 LEAST_S: Final = 0.001  # a job that was made in this very moment has rates, too
 

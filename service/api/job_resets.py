@@ -5,7 +5,6 @@ Knows the shape of the request. Refuses to know what of a job begins anew (`serv
 
 from typing import Any
 
-from fastapi import APIRouter
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from service import coordinator
 from service.api.bodies import read_json
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.job_views import JobView, find_job_view, tagged_job
 from service.api.start_records import first_records
 from service.auth import Writer
@@ -22,7 +21,7 @@ from service.catalog.start_positions import FirstRecords
 from service.problems import declared
 from service.streams.topology.starts import START, ResetRequest, Start
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 
 @router.post(

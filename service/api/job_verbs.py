@@ -6,7 +6,7 @@ Knows the shapes of requests and answers. Refuses to know states and their order
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from service import coordinator
 from service.api.bodies import read_model
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.job_views import JobView, find_job_view, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.auth import Admin, Writer
 from service.catalog import job_states
 from service.problems import declared
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 403, 404, 409, 422)}}
 

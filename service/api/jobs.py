@@ -6,7 +6,7 @@ Knows the shapes of requests and answers. Making and deleting jobs is `job_creat
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from service import coordinator
 from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.job_views import JobPositionView, JobState, JobView, find_job_view, job_version, job_view, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
@@ -31,7 +31,7 @@ from service.streams.topology.describe import describe
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 
 class JobTaskView(BaseModel):

@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import accepts, read_model
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.lookup_answers import (
     AS_OF_HEADER,
     EXPORT_PAGE,
@@ -65,7 +65,7 @@ class _KeyConvertor(StringConvertor):
 
 register_url_convertor("key", _KeyConvertor())
 
-router = APIRouter(tags=["stores"])
+router = router_of("stores")
 
 _LOOKUP: dict[str, Any] = {
     "responses": {

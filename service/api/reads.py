@@ -6,13 +6,14 @@ Knows the shapes of request and answer, and how much a page holds. Refuses to kn
 from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import accepts
+from service.api.document import router_of
 from service.api.models import Cursor as PageCursor
 from service.api.models import WindowView
 from service.api.streams import NamedStream
@@ -31,7 +32,7 @@ from service.streams.errors import (
     UnknownPartition,
 )
 
-router = APIRouter(tags=["streams"])
+router = router_of("streams")
 
 MAX_PAGE_RECORDS = 100_000
 MAX_PAGE_BYTES = 32 << 20

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.auth import Writer
 from service.catalog import replays
 from service.problems import ProblemError, declared
 from service.streams.topology.replays import Wanted
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 Timestamp = Annotated[int, Field(ge=0, lt=2**63)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]

@@ -5,18 +5,17 @@ Knows who may ask for how much. Refuses to know how a simulation runs and how it
 
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import json_bytes
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.auth import MAY, Reader
 from service.problems import ProblemError, Refusal, declared
 from service.simulate import BareSimulateRequest, SimulateRequest
 
-router = APIRouter(tags=["jobs"])
+router = router_of("jobs")
 
 SMALL_SIMULATION_BYTES = 256 << 10  # what a reader may ask for
 

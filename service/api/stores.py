@@ -7,13 +7,14 @@ Knows the shapes of answers. Refuses to know what is in a store (`service.api.lo
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import UNCHANGED, answer, page, tagged
+from service.api.document import router_of
 from service.api.lookup_answers import opaque_position
 from service.api.lookup_requests import NAME, KeyEncoding, StoreName, decoded_key, query_bytes
 from service.api.models import Cursor as PageCursor
@@ -24,7 +25,7 @@ from service.lookups import Lookups
 from service.problems import declared
 from service.streams.errors import KeyHasNoOwner
 
-router = APIRouter(tags=["stores"])
+router = router_of("stores")
 
 
 class StorePartitionView(BaseModel):

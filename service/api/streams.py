@@ -6,7 +6,7 @@ Knows the shapes of requests and answers. Refuses to know records (`appends`, `r
 import re
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path
+from fastapi import Depends, Header, Path
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import answer, expected_etag, page, read_model
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, PageView, require_name
 from service.auth import Reader, Writer
@@ -29,7 +29,7 @@ from service.streams.errors import (
 )
 from service.streams.operators.fields import absent_stays
 
-router = APIRouter(tags=["streams"])
+router = router_of("streams")
 
 MAX_PARTITIONS = 1024
 MAX_MS = 2**53 - 1  # what every JSON reader holds exactly

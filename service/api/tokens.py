@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -10,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import answer, read_model
-from service.api.document import takes
+from service.api.document import router_of, takes
 from service.api.models import Cursor, Limit, PageView, short_page
 from service.auth import KEYS, Admin
 from service.catalog import keys
@@ -18,7 +17,7 @@ from service.catalog.engine import wake
 from service.catalog.tables import ApiKeyRow
 from service.problems import declared
 
-router = APIRouter(tags=["tokens"])
+router = router_of("tokens")
 
 NO_NUL = r"^[^\x00]*$"  # no database takes U+0000
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import orjson
 import pytest
+from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from service.app import create_app
 from service.cli import DOCUMENT
+from service.parameters import query_parameters
 from service.settings import Settings
 
 OPEN = {"/healthz", "/readyz"}
@@ -33,6 +35,18 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
 
 def test_the_committed_one_is_what_the_routes_declare(document: dict[str, Any]) -> None:
     assert orjson.loads(DOCUMENT.read_bytes()) == document, "run `millrace openapi`"
+
+
+def test_each_route_takes_the_query_parameters_of_its_operation(document: dict[str, Any]) -> None:
+    routes = [
+        route for route in create_app(Settings()).routes if isinstance(route, APIRoute) and route.include_in_schema
+    ]
+    known = {(method, route.path_format): query_parameters(route) for route in routes for method in route.methods}
+    assert known == {
+        (method, path): [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+        for method, path, operation in operations(document)
+    }
+    assert sum(map(len, known.values())) > 50
 
 
 def test_operation_ids_are_readable_and_unique(document: dict[str, Any]) -> None:
