@@ -19,6 +19,7 @@ from service.api.document import router_of, takes
 from service.api.job_views import JobPositionView, JobState, JobView, find_job_view, job_version, job_view, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
+from service.api.topology_pictures import picture
 from service.auth import Reader, Writer
 from service.catalog import job_states, jobs
 from service.catalog.tables import JobTransitionRow
@@ -32,6 +33,9 @@ from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 router = router_of("jobs")
+
+SVG = "image/svg+xml"
+STYLE_ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}  # of a picture on its own
 
 
 class JobTaskView(BaseModel):
@@ -132,16 +136,23 @@ async def change_job(
 @router.get(
     "/v1/jobs/{job:name}/topology",
     responses={
-        200: {"content": {"application/json": {}, "text/plain": {}}, "description": "As JSON, or as describe() text"},
+        200: {
+            "content": {"application/json": {}, "text/plain": {}, SVG: {}},
+            "description": "As JSON, as describe() text, or as a picture",
+        },
         **declared(401, 403, 404, 406),
     },
 )
 def get_topology(request: Request, job: str, _: Reader) -> Response:
-    """Show a job's topology: JSON, or Kafka Streams' describe() text for `Accept: text/plain`."""
-    kind = accepts(request, "application/json", "text/plain")
+    """Show a job's topology: JSON; for `Accept: text/plain` Kafka Streams' describe() text, for `image/svg+xml` a
+    picture of it.
+    """
+    kind = accepts(request, "application/json", "text/plain", SVG)
     topology = request.state.catalog.read(jobs.get_job, job).topology
     if kind == "text/plain":
         return PlainTextResponse(describe(Topology.from_json(topology)))
+    if kind == SVG:
+        return Response(picture(Topology.from_json(topology)), media_type=SVG, headers=STYLE_ALONE)
     return answer(topology)
 
 

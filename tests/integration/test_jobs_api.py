@@ -256,6 +256,11 @@ def test_the_topology_is_json_or_the_text_that_people_know(api: httpx.Client) ->
     as_text = api.get("/v1/jobs/visits/topology", headers={"Accept": "text/plain"})
     assert as_text.headers["Content-Type"].startswith("text/plain")
     assert "Sub-topology: 0" in as_text.text
+    as_picture = api.get("/v1/jobs/visits/topology", headers={"Accept": "image/svg+xml"})
+    assert as_picture.headers["Content-Type"] == "image/svg+xml"
+    assert "default-src 'none'" in as_picture.headers["Content-Security-Policy"]
+    assert b"<svg " in as_picture.content
+    assert b"visits-once" in as_picture.content
     assert api.get("/v1/jobs/visits/topology", headers={"Accept": "image/png"}).status_code == 406
 
 
