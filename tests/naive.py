@@ -55,33 +55,45 @@ EXPRESSIONS: dict[str, Expression] = {
 }
 
 
-def deduplicate(records: Iterable[Record], identity: Expression, interval_ms: int) -> list[Record]:
-    """KIP-655 with the rules of semantics.md: the records that go on."""
-    kept: list[Record] = []
-    stored: dict[Any, int] = {}
-    obs = -1
-    for record in records:
-        timestamp = record["timestamp"]
-        obs = max(obs, timestamp)
-        who = identity(record)
+class Deduplicate:
+    """KIP-655 with the rules of semantics.md."""
+
+    def __init__(self, identity: Expression, interval_ms: int) -> None:
+        self.identity, self.interval_ms = identity, interval_ms
+        self.stored: dict[Any, int] = {}
+        self.obs = -1
+
+    def feed(self, record: Record) -> list[Record]:
+        """The record, if it goes on."""
+        timestamp, who = record["timestamp"], self.identity(record)
+        self.obs = max(self.obs, timestamp)
         if who is None:
-            kept.append(record)
-            continue
-        is_stored = who in stored and obs - stored[who] <= interval_ms
-        if is_stored and abs(timestamp - stored[who]) <= interval_ms:
-            continue
-        kept.append(record)
-        if timestamp >= obs - interval_ms:
-            stored[who] = timestamp
-    return kept
+            return [record]
+        is_stored = who in self.stored and self.obs - self.stored[who] <= self.interval_ms
+        if is_stored and abs(timestamp - self.stored[who]) <= self.interval_ms:
+            return []
+        if timestamp >= self.obs - self.interval_ms:
+            self.stored[who] = timestamp
+        return [record]
+
+
+def deduplicate(records: Iterable[Record], identity: Expression, interval_ms: int) -> list[Record]:
+    """The records that go on."""
+    machine = Deduplicate(identity, interval_ms)
+    return [out for record in records for out in machine.feed(record)]
 
 
 def partitions_of(records: Iterable[Record], partitions: int) -> list[list[Record]]:
     """The records of each partition, by Kafka's default partitioner."""
     found: list[list[Record]] = [[] for _ in range(partitions)]
     for record in records:
-        found[(murmur2(record["key"].encode()) & 0x7FFFFFFF) % partitions].append(record)
+        found[partition_of(record["key"], partitions)].append(record)
     return found
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """The partition of a key, by Kafka's default partitioner."""
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
 def identity_of(operator: Record) -> Expression:
@@ -115,6 +127,20 @@ def run(operators: list[Record], records: Iterable[Record], *, drop_failing: boo
         else:
             flow = _STEPS[operator["op"]](operator, flow)
     return flow
+
+
+def feeding(operators: list[Record], place: int) -> Callable[[Record], list[Record]]:
+    """The operator at a place of a chain, fed one record at a time: what comes out when it comes in."""
+    operator = operators[place]
+    if operator["op"] in ("aggregate", "distinct", "suppress"):
+        feed: Callable[[Record], list[Record]] = machine_of(operators, place).feed
+        return feed
+    if operator["op"].startswith("deduplicate"):
+        return Deduplicate(identity_of(operator), operator["interval_ms"]).feed
+    is_table, is_final, _ = naive_suppress.upstream(operators, place)
+    if operator["op"] in ("filter", "map_values") and is_table and not is_final:
+        return lambda record: [_updated(operator, record)]
+    return lambda record: _STEPS[operator["op"]](operator, [record])
 
 
 def machine_of(operators: list[Record], place: int) -> Any:
