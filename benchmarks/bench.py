@@ -15,8 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -160,16 +161,28 @@ def _post_s(running: Running, stream: str, media: str, bodies: Sequence[bytes]) 
 
 
 def _output_waits(running: Running, rounds: int) -> Iterator[Measurement]:
-    """From the answer of a POST to the moment its output can be read, one record at a time on an idle system."""
-    for name in ("idle", "idle-out"):
-        running.call("POST", "/v1/streams", json={"name": name, "partitions": PARTITIONS})
+    """From the answer of a POST to the moment its output can be read, one record at a time on an idle system: of a job
+    of one task a partition, and of one that repartitions.
+    """
     operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
-    body = {"name": "idle_dedup", "source": "idle", "operators": [operator], "sink": "idle-out"}
-    running.call("POST", "/v1/jobs", json=body)
-    waits = [_visible_after_ms(running, number) for number in range(rounds + 20)][20:]  # warm by then
-    running.call("POST", "/v1/jobs/idle_dedup:stop")
     conditions = "one job, idle system, reader asks without pause"
-    yield from _waits("POST acknowledged to output readable", waits, conditions, p50_bar_ms=30)
+    alone = _output_waits_ms(running, "idle", [operator], rounds)
+    yield from _waits("POST acknowledged to output readable", alone, conditions, p50_bar_ms=30)
+    through = _output_waits_ms(running, "moved", [{"op": "repartition", "name": "again"}, operator], rounds)
+    figures = _waits("POST acknowledged to output readable through one repartition", through, conditions, p50_bar_ms=60)
+    for each in figures:
+        times = f"{statistics.median(through) / statistics.median(alone):.2f}× at the median of what it takes without"
+        yield replace(each, conditions=f"{each.conditions}; {times}")
+
+
+def _output_waits_ms(running: Running, name: str, operators: list[dict[str, Any]], rounds: int) -> list[float]:
+    for stream in (name, f"{name}-out"):
+        running.call("POST", "/v1/streams", json={"name": stream, "partitions": PARTITIONS})
+    body = {"name": f"{name}_dedup", "source": name, "operators": operators, "sink": f"{name}-out"}
+    running.call("POST", "/v1/jobs", json=body)
+    waits = [_visible_after_ms(running, name, number) for number in range(rounds + 20)][20:]  # warm by then
+    running.call("POST", f"/v1/jobs/{name}_dedup:stop")
+    return waits
 
 
 def _waits(measure: str, waits_ms: list[float], conditions: str, *, p50_bar_ms: int) -> Iterator[Measurement]:
@@ -179,11 +192,11 @@ def _waits(measure: str, waits_ms: list[float], conditions: str, *, p50_bar_ms: 
     yield Measurement(f"{measure}, p99", percentiles[98], "ms", conditions, bar="≤ 250")
 
 
-def _visible_after_ms(running: Running, number: int) -> float:
+def _visible_after_ms(running: Running, name: str, number: int) -> float:
     record = {"key": f"k{number}", "value": {"n": number}, "timestamp": 1_700_000_000_000 + number, "partition": 0}
-    running.call("POST", "/v1/streams/idle/records", json={"records": [record]})
+    running.call("POST", f"/v1/streams/{name}/records", json={"records": [record]})
     started = time.monotonic()
-    while not _read_one(running, f"k{number}"):
+    while not _read_one(running, f"{name}-out", f"k{number}"):
         if time.monotonic() - started > 30:
             raise TimeoutError(f"record {number} never came out")
     elapsed = time.monotonic() - started
@@ -191,12 +204,12 @@ def _visible_after_ms(running: Running, number: int) -> float:
     return elapsed * 1000
 
 
-def _read_one(running: Running, key: str) -> bool:
-    partitions = running.call("GET", "/v1/streams/idle-out")["partitions"]
+def _read_one(running: Running, stream: str, key: str) -> bool:
+    partitions = running.call("GET", f"/v1/streams/{stream}")["partitions"]
     last = [(p["partition"], p["end_offset"] - 1) for p in partitions if p["end_offset"] > 0]
     for partition, offset in last:
         where = {"partition": partition, "from_offset": offset, "limit": 1}
-        records = running.call("GET", "/v1/streams/idle-out/records", params=where)["records"]
+        records = running.call("GET", f"/v1/streams/{stream}/records", params=where)["records"]
         if records and records[0]["key"] == key:
             return True
     return False

@@ -84,6 +84,14 @@ def _deduplicated(arriving: DataFrame, _: Times) -> DataFrame:
     return arriving.dropDuplicatesWithinWatermark(["key"]).select("key", "value", "timestamp")
 
 
+def _globally_deduplicated(arriving: DataFrame, times: Times) -> DataFrame:
+    return _deduplicated(arriving.repartition("key"), times)
+
+
+def _rekeyed(arriving: DataFrame, times: Times) -> DataFrame:
+    return _tumbling(arriving.withColumn("key", sql.reverse("key")), times)
+
+
 def _sessions(arriving: DataFrame, times: Times) -> DataFrame:
     """As in Kafka Streams, two records that are exactly a gap apart are one session (Spark 4.1, tried)."""
     return _counts(arriving, sql.session_window("event_time", _span(times["gap_ms"])))
@@ -112,6 +120,8 @@ PEERS = {
     "session": PeerQuery(_sessions, "append", "grace_ms"),
     "tumbling": PeerQuery(_tumbling, "update", "grace_ms"),
     "hopping": PeerQuery(_hopping, "update", "grace_ms"),
+    "global": PeerQuery(_globally_deduplicated, "append", "interval_ms"),
+    "rekeyed": PeerQuery(_rekeyed, "update", "grace_ms"),
 }
 
 

@@ -1,5 +1,8 @@
 """Whose turn it is in a slot: rounds of all tasks that have something to do, a commit interval apart.
 
+Tasks that go on with what others give take their turn in the round in which it was given, as soon as it is there: a
+commit interval is waited for once, however many stages a job has.
+
 It knows clocks and intervals. It refuses to know what a task does in its turn.
 """
 
@@ -21,7 +24,7 @@ class Rounds:
     def __init__(self, interval_s: float, full_batch: int) -> None:
         self.change(interval_s, full_batch)
         self._start_s = time.monotonic() - interval_s
-        self._has_full_batch = self._is_cut_short = False
+        self._has_full_batch = self._is_cut_short = self._may_go_on = False
 
     def change(self, interval_s: float, full_batch: int) -> None:
         """Another interval, also for the round that waits."""
@@ -38,12 +41,17 @@ class Rounds:
                 return
             task.ran_s = time.monotonic()
             yield task
+        if in_turn:
+            self._may_go_on = any(self._is_next(task) for task in tasks)
 
     def pause_s(self, tasks: Collection[StreamTask]) -> float:
         """What is left of the commit interval, none while a full batch or the rest of a round waits; until anything may
         run at all.
         """
         if self._has_full_batch or self._is_cut_short:
+            return 0.0
+        if self._may_go_on:
+            self._may_go_on = False  # ask once: what the round gave may be there for others
             return 0.0
         now_s = time.monotonic()
         due = [task for task in tasks if task.is_due]
@@ -59,10 +67,16 @@ class Rounds:
         has_interval_left = self._interval_left_s() > 0
         if self._is_cut_short and has_interval_left:
             return [task for task in ready if task.ran_s < self._start_s or self._may_not_wait(task)]
-        if not ready or (has_interval_left and not self._has_full_batch):
+        if has_interval_left and not self._has_full_batch:
+            return [task for task in ready if self._is_next(task)]
+        if not ready:
             return []
         self._start_s = time.monotonic()
         return ready
+
+    def _is_next(self, task: StreamTask) -> bool:
+        """Whether it may go on in this round with what others gave in it."""
+        return task.is_downstream and task.ran_s < self._start_s
 
     def _interval_left_s(self) -> float:
         return self._start_s + self._interval_s - time.monotonic()

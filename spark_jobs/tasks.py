@@ -55,6 +55,11 @@ class StreamTask:
         return self.assigned.work if self.assigned.replay is None else [self.assigned.replay.range]
 
     @property
+    def is_downstream(self) -> bool:
+        """Whether it goes on with what other tasks of the job give."""
+        return any(head.sub_log is not None for head in self.assigned.inputs)
+
+    @property
     def is_restored(self) -> bool:
         return not any(replica.is_behind for replica in self.replicas.values())
 

@@ -126,9 +126,7 @@ def _compile(s: Session, spec: JobSpec) -> Topology:
     if logs := [name for name, stream in known.items() if stream.kind == "changelog"]:
         raise InvalidSpec([Problem("/source", f"{name!r} is a changelog: its entries are no records") for name in logs])
     custom = {name for name, stream in known.items() if stream.custom_partitioning}
-    topology = graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
-    graph.require_one_sub_topology(spec, topology)
-    return topology
+    return graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
 
 
 def _validate(s: Session, spec: JobSpec) -> Topology:

@@ -246,23 +246,6 @@ class _Cutting:
         )
 
 
-def require_one_sub_topology(spec: JobSpec, topology: Topology) -> None:
-    """Raises InvalidSpec where records have to go from one task to another: nothing carries them yet."""
-    if len(spec.sources) > 1:
-        raise InvalidSpec([Problem("/source", "several sources need merging by time, which is not available yet")])
-    names = spec.operator_names
-    found = [
-        Problem(
-            f"/operators/{names.index(each.operator)}",
-            f"{spec.operators[names.index(each.operator)].op} here needs repartitioning, not available yet for "
-            "a source with more than one partition",
-        )
-        for _, each in topology.repartitions().values()
-    ]
-    if found:
-        raise InvalidSpec(found)
-
-
 def gate_name(number: int) -> str:
     """What the condition of a job's sink of this number is called, as an operator."""
     return f"sink-{number}"

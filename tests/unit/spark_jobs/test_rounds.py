@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.protocol import AssignedTask, InputRange
+from service.protocol import AssignedTask, InputHead, InputRange
 from spark_jobs import rounds
 from spark_jobs.rounds import MAX_PAUSE_S, Rounds
 from spark_jobs.tasks import StreamTask
@@ -35,10 +35,11 @@ def no_chain() -> Any:
     raise AssertionError("nothing is run here")
 
 
-def task(name: str, records: int = 1) -> StreamTask:
-    """A task with so many records to read."""
+def task(name: str, records: int = 1, target: int | None = None) -> StreamTask:
+    """A task with so many records to read; `target`: of a repartition stream."""
     work = [InputRange(0, 0, records, [])] if records else []
-    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, work=work), {}, no_chain)
+    inputs = [InputHead("in", 0, 0, records, sub_log=target)]
+    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, inputs=inputs, work=work), {}, no_chain)
 
 
 def names(given: Rounds, tasks: list[StreamTask]) -> list[str]:
@@ -111,3 +112,17 @@ def test_a_task_that_failed_is_left_alone_until_it_may_be_tried_again(clock: Clo
     one.has_failed = True
     assert names(given, [one]) == []
     assert given.pause_s([one]) == MAX_PAUSE_S
+
+
+def test_who_goes_on_with_what_a_round_gave_waits_for_no_interval(clock: Clock) -> None:
+    given, source, target = Rounds(0.1, FULL), task("a"), task("b", records=0, target=0)
+    assert names(given, [source, target]) == ["a"]
+    assert given.pause_s([source, target]) == 0.0  # it asks for what came of it, once
+    assert given.pause_s([source, target]) == pytest.approx(0.1)
+    clock.now_s += 0.02
+    target = task("b", target=0)
+    assert names(given, [source, target]) == ["b"]  # the source has had its turn
+    assert names(given, [source, target]) == []
+    assert given.pause_s([source, target]) == pytest.approx(0.08)
+    clock.now_s += 0.08
+    assert names(given, [source, target]) == ["a", "b"]
