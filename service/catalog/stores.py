@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -17,6 +18,7 @@ from service.catalog.replicas import IS_ACTIVE
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
+    JobStreamRow,
     Json,
     PartitionRow,
     ReplicaRow,
@@ -31,7 +33,7 @@ from service.streams.errors import UnknownStore
 class StorePartition:
     """One partition of a store: its task, the end of its changelog, and how far its owner's replica said it was.
 
-    `instance_id`: of the owner, None while nobody owns the task.
+    `instance_id`: of the owner, None while nobody owns the task. `lag_before`: what tasks before it have not read.
     """
 
     partition: int
@@ -44,16 +46,30 @@ class StorePartition:
     instance: str | None
     host: str | None
     inputs: list[TaskInput]
+    lag_before: int = 0
 
     @property
     def input_lag(self) -> int:
-        """Records that are there and were not read yet."""
-        return sum(at.lag for at in self.inputs)
+        """Records that are there and were not read yet; behind repartition streams all that may be for it."""
+        return self.lag_before + sum(at.lag for at in self.inputs)
+
+
+class TaskBefore(NamedTuple):
+    """A task whose results come to a store through repartition streams. `has_backlog`: it owes some of what it read."""
+
+    name: str
+    sub_topology: int
+    has_backlog: bool
+    inputs: list[TaskInput]
 
 
 @dataclass(slots=True)
 class StoreNow:
-    """A store, its job, and all its partitions in order."""
+    """A store, its job, and all its partitions in order.
+
+    `sources`: ids of all streams that reach it; `before`: the tasks whose results do through repartition streams, and
+    `writers`: by id of such a stream their sub-topology.
+    """
 
     id: str
     name: str
@@ -69,6 +85,9 @@ class StoreNow:
     topology: Json
     is_keyed: bool
     partitions: list[StorePartition]
+    sources: set[str]
+    before: list[TaskBefore]
+    writers: dict[str, int]
 
 
 def store_now(s: Session, name: str) -> StoreNow:
@@ -94,7 +113,8 @@ def store_ids(s: Session) -> Sequence[str]:
 
 
 def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
-    sources = streams_of(s, job.id, "source")
+    before = _tasks_before(s, store, job)
+    partitions = _partitions(s, store, _lag(before))
     return StoreNow(
         id=store.id,
         name=store.name,
@@ -108,12 +128,58 @@ def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
         job_state=job.state,
         job_error=job.error,
         topology=job.topology,
-        is_keyed=not any(source.custom_partitioning for source in sources),
-        partitions=_partitions(s, store),
+        is_keyed=_is_keyed(s, store, job),
+        partitions=partitions,
+        sources={at.stream_id for inputs in _read(partitions, before) for at in inputs},
+        before=before,
+        writers=_writers(s, job) if before else {},
     )
 
 
-def _partitions(s: Session, store: StoreRow) -> list[StorePartition]:
+def _read(partitions: Sequence[StorePartition], before: Sequence[TaskBefore]) -> list[list[TaskInput]]:
+    return [*(each.inputs for each in partitions), *(task.inputs for task in before)]
+
+
+def _is_keyed(s: Session, store: StoreRow, job: JobRow) -> bool:
+    """Whether the key of a record says which partition of the store it comes to."""
+    sub_topologies = job.topology["sub_topologies"]
+    by = {at["stream"]: at["by"] for each in sub_topologies for at in each.get("repartitions", [])}
+    read = sub_topologies[store.sub_topology]["sources"]
+    custom = {source.name for source in streams_of(s, job.id, "source") if source.custom_partitioning}
+    return custom.isdisjoint(read) and all(by.get(name) is None for name in read)
+
+
+def _tasks_before(s: Session, store: StoreRow, job: JobRow) -> list[TaskBefore]:
+    sub_topologies = job.topology["sub_topologies"]
+    found, left = set[int](), [store.sub_topology]
+    while left:
+        upstream = set(sub_topologies[left.pop()].get("upstreams", [])) - found
+        found |= upstream
+        left += upstream
+    if not found:
+        return []
+    query = select(TaskRow.id, TaskRow.name, TaskRow.sub_topology, TaskRow.has_backlog)
+    rows = s.execute(query.where(TaskRow.job_id == job.id, TaskRow.sub_topology.in_(found))).all()
+    inputs = inputs_of_tasks(s, [row.id for row in rows])
+    return [TaskBefore(name, sub_topology, owes, inputs[task_id]) for task_id, name, sub_topology, owes in rows]
+
+
+def _lag(before: Sequence[TaskBefore]) -> int:
+    """Records that these tasks have not read: what several read of one log, once."""
+    logs: dict[tuple[str, int], int] = {}
+    for task in before:
+        for at in task.inputs:
+            logs[at.stream_id, at.partition] = max(at.lag, logs.get((at.stream_id, at.partition), 0))
+    return sum(logs.values())
+
+
+def _writers(s: Session, job: JobRow) -> dict[str, int]:
+    query = select(JobStreamRow.stream_id, JobStreamRow.sub_topology).where(JobStreamRow.job_id == job.id)
+    rows = s.execute(query.where(JobStreamRow.sub_topology.is_not(None)))
+    return {stream_id: sub_topology for stream_id, sub_topology in rows if sub_topology is not None}
+
+
+def _partitions(s: Session, store: StoreRow, lag_before: int) -> list[StorePartition]:
     query = (
         select(TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, ReplicaRow.applied)
         .select_from(TaskRow)
@@ -134,5 +200,6 @@ def _partitions(s: Session, store: StoreRow) -> list[StorePartition]:
     for task_id, p, task, time, applied, end, *owner in rows:
         slot_id, instance_id, instance, host = owner
         at = (applied or {}).get(store.id, 0)
-        found.append(StorePartition(p, task, time, at, end, slot_id, instance_id, instance, host, inputs[task_id]))
+        read = (inputs[task_id], lag_before)
+        found.append(StorePartition(p, task, time, at, end, slot_id, instance_id, instance, host, *read))
     return found

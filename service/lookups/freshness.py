@@ -13,6 +13,7 @@ from typing import Final
 
 from service.catalog.stores import StorePartition
 from service.lookups.known import ENDED, Known, KnownStores
+from service.lookups.passage import Passage
 from service.lookups.reader import StoreReader
 from service.notify import Hub
 from service.positions import Position
@@ -41,6 +42,7 @@ class FreshnessWait:
     """One wait for the partitions that queries need.
 
     `required`: by partition the changelog offset that its replica must have applied, as far as that is known by now.
+    `passages`: by partition how far a position has come, of a store behind repartition streams.
     """
 
     stores: KnownStores
@@ -49,6 +51,7 @@ class FreshnessWait:
     queries: Sequence[Query]
     wanted: Freshness
     required: dict[int, int] = field(default_factory=dict)
+    passages: dict[int, Passage] = field(default_factory=dict)
 
     async def store(self, name: str) -> Known:
         """The store, as soon as it is fresh enough.
@@ -113,6 +116,8 @@ class FreshnessWait:
             if (offset := position.offsets.get(str(at.partition))) is not None:
                 self.required[at.partition] = offset
             return None
+        if known.now.before:
+            return self._on_its_way(known, at, position)
         inputs = [each for each in at.inputs if each.stream_id == position.stream]
         if not inputs:
             raise PositionNotOfStore(known.now.name)
@@ -122,4 +127,14 @@ class FreshnessWait:
                 return f"the job is {known.now.job_state}; task {at.task} has read up to {each.position} of {offset}"
             if offset is not None:
                 self.required.setdefault(at.partition, at.end)
+        return None
+
+    def _on_its_way(self, known: Known, at: StorePartition, position: Position) -> str | None:
+        """As `_unread`, of a store behind repartition streams."""
+        if position.stream not in known.now.sources:
+            raise PositionNotOfStore(known.now.name)
+        reason = self.passages.setdefault(at.partition, Passage()).obstacle(known.now, at, position)
+        if reason is not None:
+            return f"the job is {known.now.job_state}; {reason}"
+        self.required.setdefault(at.partition, at.end)
         return None

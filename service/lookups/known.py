@@ -105,7 +105,7 @@ class KnownStores:
         except UnknownStore:
             self._known.pop(name, None)
             raise
-        streams = {now.changelog, *(read.stream_id for at in now.partitions for read in at.inputs)}
+        streams = {now.changelog, *now.sources}
         progress = (progress_topic(now.job_id), *map(stream_topic, sorted(streams)))
         known = Known(now, form, seen, read_s, (JOBS, job_topic(now.job_id)), progress)
         self._known[name] = known
