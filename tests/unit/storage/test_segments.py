@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -192,11 +193,29 @@ def test_file_and_folders_are_synced(local: Storage, tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", note)
     local.write(PATH, encode_segment([("s", 0, records(3))]))
     folders = [str(tmp_path), str(tmp_path / "segments")]
-    assert synced == [*folders, str(tmp_path / PATH), str((tmp_path / PATH).parent)]
+    assert synced[:2] == folders
+    assert sorted(synced[2:]) == [str((tmp_path / PATH).parent), str(tmp_path / PATH)]  # at once
     synced.clear()
     other = path_of("cd34" + "0" * 28)
     local.write(other, encode_segment([("s", 0, records(3))]))
-    assert synced == [str(tmp_path / other), str((tmp_path / other).parent)]
+    assert sorted(synced) == [str((tmp_path / other).parent), str(tmp_path / other)]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_segment_whose_file_or_name_is_not_durable_is_not_written(
+    local: Storage, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    segment, fsync = encode_segment([("s", 0, records(3))]), os.fsync
+    local.write(PATH, segment)
+
+    def fail(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode) is is_folder:
+            raise OSError("the device is gone")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="the device is gone"):
+        local.write(path_of("cd34" + "0" * 28), segment)
 
 
 def test_the_memory_for_fresh_changes_is_bounded(local: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
