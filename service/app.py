@@ -35,6 +35,7 @@ from service.api import (
 from service.api.post_bodies import PostBodies
 from service.api.quick_lookups import QuickLookups, RepeatedLookups, is_like_a_lookup
 from service.api.quick_posts import QuickPosts
+from service.api.quick_slots import QuickSlots
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog.engine import Catalog
@@ -77,7 +78,7 @@ class Service(FastAPI):
         super().__init__(**how)
         self.state.is_draining = False
         self.add_exception_handler(Exception, _leave_to_the_border)
-        self._border = RequestBorder(QuickLookups(QuickPosts(super().__call__)), settings)
+        self._border = RequestBorder(QuickLookups(QuickPosts(QuickSlots(super().__call__))), settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self

@@ -1,4 +1,4 @@
-"""Statements as texts: the few that every group of posts and every commit of tasks runs.
+"""Statements as texts: the few that every group of posts, every poll and every commit of tasks runs.
 
 Knows where SQLite and Postgres differ in them; both keep a text prepared that they are given again. Refuses to know
 what they say. Building, compiling and unpacking one takes SQLAlchemy 120 µs; as a text it takes 15 to 25, SQLite's own
@@ -7,10 +7,13 @@ what they say. Building, compiling and unpacking one takes SQLAlchemy 120 µs; a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from sqlalchemy import Select
+from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.orm import Session
 
 
@@ -31,6 +34,56 @@ class Driver:
     def each(self, text: str, rows: Collection[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         self._connection.exec_driver_sql(self._own(text), [tuple(row) for row in rows])
+
+
+class Prepared:
+    """A query that is compiled once for each database, and for each number of values behind an `IN`."""
+
+    def __init__(self, query: Select[*tuple[Any, ...]]) -> None:
+        self._query = query
+        self._compiled: dict[tuple[str, tuple[int, ...]], _Compiled] = {}
+        self._row: Any = namedtuple("Row", [c.key for c in query.selected_columns], rename=True)  # type: ignore[misc]
+
+    def rows(self, s: Session, **parameters: Any) -> list[Any]:
+        """All rows that it finds, as tuples with the names of its columns; a list is what an `IN` expands to."""
+        s.flush()
+        connection = s.connection()
+        lists = tuple(len(value) for value in parameters.values() if isinstance(value, list))
+        compiled = self._compiled.get((connection.dialect.name, lists))
+        if compiled is None:
+            compiled = self._compile(connection.dialect, parameters)
+            self._compiled[connection.dialect.name, lists] = compiled
+        found = compiled.run(connection, parameters)
+        for at, process in compiled.processors:
+            found = [(*row[:at], process(row[at]), *row[at + 1 :]) for row in found]
+        return list(map(self._row._make, found))
+
+    def _compile(self, dialect: Dialect, parameters: Mapping[str, Any]) -> _Compiled:
+        compiled = self._query.compile(dialect=dialect)
+        state = compiled.construct_expanded_state(dict(parameters))
+        types = [column.type.dialect_impl(dialect) for column in self._query.selected_columns]
+        processes = ((at, kind.result_processor(dialect, None)) for at, kind in enumerate(types))
+        names = None if state.positiontup is None else tuple(state.positiontup)
+        return _Compiled(state.statement, names, state.parameters, [(at, each) for at, each in processes if each])
+
+
+class _Compiled(NamedTuple):
+    """A query's text; the names of its parameters where they go by position; their values, of which those that are
+    always the same count; what its columns need to become values.
+    """
+
+    text: str
+    names: tuple[str, ...] | None
+    values: Mapping[str, Any]
+    processors: Sequence[tuple[int, Callable[[Any], Any]]]
+
+    def run(self, connection: Connection, parameters: Mapping[str, Any]) -> list[Any]:
+        given = {**self.values, **parameters}
+        for name, value in parameters.items():
+            if isinstance(value, list):
+                given.update({f"{name}_{number}": each for number, each in enumerate(value, start=1)})
+        named = given if self.names is None else tuple([given[name] for name in self.names])
+        return list(connection.exec_driver_sql(self.text, named).fetchall())
 
 
 def values(rows: int, columns: int) -> str:

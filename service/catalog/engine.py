@@ -55,6 +55,11 @@ def stream_topic(stream_id: str) -> str:
     return f"stream:{stream_id}"
 
 
+def partition_topic(stream_id: str, partition: int) -> str:
+    """Woken when records of this partition were published: who reads the others sleeps on."""
+    return f"stream:{stream_id}/{partition}"
+
+
 def job_topic(job_id: str) -> str:
     """Woken when the job's state or the owner of one of its tasks changed."""
     return f"job:{job_id}"

@@ -17,9 +17,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Row, Select, bindparam, func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from service.catalog.driver import Prepared
 from service.catalog.engine import Now
 from service.catalog.tables import PartitionRow, TaskInputRow, TaskRow
 from service.streams.inputs import InputPosition
@@ -39,9 +40,10 @@ READ = (  # a row a range of inputs, with the log of its first partition; `input
     )
 )
 _IN_ORDER = READ.order_by(TaskInputRow.task_id, TaskInputRow.number)
-_OF_TASKS = _IN_ORDER.where(TaskInputRow.task_id.in_(bindparam("task_ids", expanding=True)))
-_OF_JOB = _IN_ORDER.where(TaskRow.job_id == bindparam("job_id"))
-_LOGS = (
+_OF_TASKS = Prepared(_IN_ORDER.where(TaskInputRow.task_id.in_(bindparam("task_ids", expanding=True))))
+_OF_JOB = Prepared(_IN_ORDER.where(TaskRow.job_id == bindparam("job_id")))
+_OF_ALL = Prepared(_IN_ORDER)
+_LOGS = Prepared(
     select(PartitionRow.stream_id, PartitionRow.start_offset, PartitionRow.end_offset, SILENT_MS)
     .where(PartitionRow.stream_id.in_(bindparam("stream_ids", expanding=True)))
     .order_by(PartitionRow.stream_id, PartitionRow.partition)
@@ -135,7 +137,7 @@ def inputs_of_job(s: Session, job_id: str) -> dict[str, list[TaskInput]]:
 
 def lags(s: Session, job_id: str | None = None) -> dict[str, Lag]:
     """Task id → what it has not read yet, of the tasks of one job or of all."""
-    read = _inputs(s, _IN_ORDER) if job_id is None else inputs_of_job(s, job_id)
+    read = _inputs(s, _OF_ALL) if job_id is None else inputs_of_job(s, job_id)
     return {task_id: lag_of(inputs) for task_id, inputs in read.items()}
 
 
@@ -177,14 +179,12 @@ def logs_of(s: Session, stream_ids: Collection[str]) -> Logs:
     """The partitions of these streams."""
     found: dict[str, list[Log]] = {}
     if stream_ids:
-        for stream_id, *log in s.execute(_LOGS, {"stream_ids": sorted(stream_ids)}):
+        for stream_id, *log in _LOGS.rows(s, stream_ids=sorted(stream_ids)):
             found.setdefault(stream_id, []).append(Log(*log))
     return found
 
 
-def inputs_of(
-    s: Session, rows: Sequence[Row[Any]], logs: Logs | None = None
-) -> Iterator[tuple[Row[Any], list[TaskInput]]]:
+def inputs_of(s: Session, rows: Sequence[Any], logs: Logs | None = None) -> Iterator[tuple[Any, list[TaskInput]]]:
     """Each row of `READ`, and the inputs that it tells of. `logs`: those of ranges, where they are known already."""
     if logs is None:
         logs = logs_of(s, {row.stream_id for row in rows if row.partitions > 1})
@@ -193,14 +193,14 @@ def inputs_of(
         yield row, _range(row, one if row.partitions == 1 else logs[row.stream_id][row.partition :])
 
 
-def _inputs(s: Session, query: Select[Any], **parameters: Any) -> dict[str, list[TaskInput]]:
+def _inputs(s: Session, query: Prepared, **parameters: Any) -> dict[str, list[TaskInput]]:
     found: dict[str, list[TaskInput]] = {}
-    for row, inputs in inputs_of(s, s.execute(query, parameters).all()):
+    for row, inputs in inputs_of(s, query.rows(s, **parameters)):
         found.setdefault(row.task_id, []).extend(inputs)
     return found
 
 
-def _range(row: Row[Any], logs: Sequence[Log]) -> list[TaskInput]:
+def _range(row: Any, logs: Sequence[Log]) -> list[TaskInput]:
     first = row.number * POSITION_BYTES
     positions = _POSITION.iter_unpack(row.positions[first : first + row.partitions * POSITION_BYTES])
     return [

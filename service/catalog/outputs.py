@@ -13,11 +13,12 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from service.catalog.driver import Prepared
 from service.catalog.tables import JobStreamRow, StoreRow, TaskRow
 from service.streams.records import ChunkMeta
 
 _SINK, _INTERNAL = "sink", "internal"
-_LOGS = (
+_LOGS = Prepared(
     select(JobStreamRow.job_id, JobStreamRow.stream_id, JobStreamRow.role, StoreRow.sub_topology)
     .add_columns(JobStreamRow.sub_topology)
     .outerjoin(StoreRow, StoreRow.changelog_stream_id == JobStreamRow.stream_id)
@@ -40,7 +41,7 @@ class Outputs:
     """The logs that the tasks of some jobs may write; one query."""
 
     def __init__(self, s: Session, job_ids: Iterable[str]) -> None:
-        found = s.execute(_LOGS, {"job_ids": sorted(set(job_ids))})
+        found = _LOGS.rows(s, job_ids=sorted(set(job_ids)))
         self._logs = {(job_id, stream_id): _Output(*output) for job_id, stream_id, *output in found}
 
     def may_write(self, task: TaskRow, chunk: ChunkMeta) -> bool:

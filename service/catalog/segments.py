@@ -17,8 +17,8 @@ from msgspec.structs import asdict
 from sqlalchemy import Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.driver import Driver, values
-from service.catalog.engine import now_ms, stream_topic, wake
+from service.catalog.driver import Driver, Prepared, values
+from service.catalog.engine import now_ms, partition_topic, stream_topic, wake
 from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
 from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow
@@ -44,7 +44,7 @@ CHUNK_COLUMNS = (
 )  # in the order of Chunk's fields
 
 
-_CHUNKS = (
+_CHUNKS = Prepared(
     select(*CHUNK_COLUMNS)
     .join(SegmentRow, SegmentRow.id == ChunkRow.segment_id)
     .where(ChunkRow.stream_id == bindparam("stream_id"), ChunkRow.partition == bindparam("partition"))
@@ -52,8 +52,10 @@ _CHUNKS = (
     .order_by(ChunkRow.end_offset)
     .limit(CHUNKS_AT_ONCE)
 )
-_BOUNDS = select(PartitionRow.start_offset, PartitionRow.end_offset).where(
-    PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
+_BOUNDS = Prepared(
+    select(PartitionRow.start_offset, PartitionRow.end_offset).where(
+        PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
+    )
 )
 _SEGMENTS = "SELECT segments.id, state, writer FROM segments WHERE id IN ({ids}) ORDER BY id {lock}"
 _VERSIONS = "SELECT streams.id, etag FROM streams WHERE id IN ({ids})"
@@ -173,6 +175,7 @@ class Appender:
             grown = [(pair, self._ends[pair]) for pair in sorted(self._grown)]
             driver.each(_GROW, [(end.offset, end.bytes, end.records, at, *pair) for pair, end in grown])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
+            wake(self._s, *[partition_topic(*pair) for pair in self._grown])
 
     def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:
         pair = (chunk.stream_id, chunk.partition)
@@ -223,11 +226,11 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
     The first one may begin before `offset`. No chunk: nothing is there yet, or `offset` lies beyond the end. An
     `offset` below `start` is answered from the start: the caller judges. Raises UnknownPartition.
     """
-    bounds = s.execute(_BOUNDS, {"stream_id": stream_id, "partition": partition}).one_or_none()
-    if bounds is None:
+    bounds = _BOUNDS.rows(s, stream_id=stream_id, partition=partition)
+    if not bounds:
         raise UnknownPartition(f"{stream_id}/{partition}")
-    chunks = [] if offset >= bounds.end_offset else _chunks(s, stream_id, partition, offset, max_records)
-    return ChunkRange(bounds.start_offset, bounds.end_offset, chunks)
+    ((start, end),) = bounds
+    return ChunkRange(start, end, [] if offset >= end else _chunks(s, stream_id, partition, offset, max_records))
 
 
 def next_range(s: Session, number: int, read: tuple[str, int], start: int, end: int, max_records: int) -> InputRange:
@@ -243,7 +246,7 @@ def next_range(s: Session, number: int, read: tuple[str, int], start: int, end: 
 def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records: int) -> list[Chunk]:
     found: list[Chunk] = []
     records = 0
-    for row in s.execute(_CHUNKS, {"stream_id": stream_id, "partition": partition, "offset": offset}):
+    for row in _CHUNKS.rows(s, stream_id=stream_id, partition=partition, offset=offset):
         chunk = Chunk(*row)
         found.append(chunk)
         records += min(chunk.records, chunk.end_offset - offset)

@@ -13,6 +13,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.catalog import replays
+from service.catalog.driver import Prepared
 from service.catalog.inputs import READ, TaskInput, inputs_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
@@ -85,13 +86,13 @@ _TASK = (
     ReplicaRow.target_slot_id,
     ReplicaRow.applied,
 )
-_ASSIGNED = (
+_ASSIGNED = Prepared(
     READ.add_columns(*(column.label(f"task_{column.key}") for column in _TASK))
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
     .where(ReplicaRow.slot_id == bindparam("slot_id"))
     .order_by(TaskRow.sub_topology, TaskRow.partition, TaskInputRow.number)
 )
-_CHANGELOGS = (
+_CHANGELOGS = Prepared(
     select(TaskRow.id, StoreRow.id, StoreRow.name, PartitionRow.end_offset)
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
     .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
@@ -113,7 +114,7 @@ def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -
     known of the job's `progress`.
     """
     tasks: dict[str, Assigned] = {}
-    rows = s.execute(_ASSIGNED, {"slot_id": slot_id}).all()
+    rows = _ASSIGNED.rows(s, slot_id=slot_id)
     for row, inputs in inputs_of(s, rows, None if progress is None else progress.logs):
         if row.task_id not in tasks:
             tasks[row.task_id] = Assigned(*row[-len(_TASK) :])
@@ -127,7 +128,7 @@ def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -
 def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
     """Task id → the changelogs of its stores, of the tasks of a slot that have any; one query."""
     found: dict[str, list[ChangelogEnd]] = {}
-    for task_id, store_id, store, end in s.execute(_CHANGELOGS, {"slot_id": slot_id}):
+    for task_id, store_id, store, end in _CHANGELOGS.rows(s, slot_id=slot_id):
         found.setdefault(task_id, []).append(ChangelogEnd(store_id, store, end))
     return found
 

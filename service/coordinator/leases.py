@@ -10,6 +10,7 @@ from typing import Final
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog.driver import Prepared
 from service.catalog.engine import Now, now_ms
 from service.catalog.tables import SlotRow
 from service.streams.errors import InstanceGone, UnknownSlot
@@ -20,8 +21,10 @@ LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT: Final = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 UNSEEN: Final = {"synchronize_session": False}  # the session holds no object that the statement changes
 
-LEASE_OF_SLOT = select(SlotRow.instance_id, SlotRow.lease_until_ms - Now(), SlotRow.lease_ms).where(
-    SlotRow.id == bindparam("slot_id")
+LEASE_OF_SLOT = Prepared(
+    select(SlotRow.instance_id, SlotRow.lease_until_ms - Now(), SlotRow.lease_ms).where(
+        SlotRow.id == bindparam("slot_id")
+    )
 )
 
 

@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from service.catalog import commits as committing
 from service.catalog import idle_and_flush
 from service.catalog.commits import lock_tasks_by_id
-from service.catalog.engine import Catalog, Now, job_topic, progress_topic, stream_topic
+from service.catalog.driver import Prepared
+from service.catalog.engine import Catalog, Now, job_topic, partition_topic, progress_topic, stream_topic
 from service.catalog.job_states import STAFFED, WORKING, fail_job, go_on_flushing, lock_job
 from service.catalog.progress import JobProgress, Patience
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
@@ -48,7 +49,7 @@ class PollOutcome:
     look_again_ms: int | None = None
 
 
-_SLOT = (
+_SLOT = Prepared(
     select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
     .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
@@ -104,7 +105,8 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
         return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, {})
     progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
     tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
-    topics |= {stream_topic(stream_id) for stream_id in {at.stream_id for task in tasks for at in task.inputs}}
+    read = {(at.stream_id, at.partition) for task in tasks for at in task.inputs}
+    topics |= {partition_topic(*at) if progress is None else stream_topic(at[0]) for at in read}
     staying = [task for task in tasks if task.target_slot_id is None]
     working = staying if now.is_working else []
     to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, working, progress)
@@ -161,10 +163,12 @@ def _report(mine: HeldTask, changelogs: Sequence[ChangelogEnd]) -> Report:
 
 
 def _slot_now(s: Session, slot_id: str) -> _SlotNow:
-    row = s.execute(_SLOT, {"slot_id": slot_id}).one_or_none()
-    if row is None:
+    found = _SLOT.rows(s, slot_id=slot_id)
+    if not found:
         raise InstanceGone(f"Slot {slot_id}")
-    job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms, *more = row
+    job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms, *more = found[
+        0
+    ]
     is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
     max_bytes, task_idle_ms, flush = more
     patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush)
@@ -217,7 +221,7 @@ def commit_tasks(
 
     Raises UnknownSlot (it is another instance's).
     """
-    lease = s.execute(LEASE_OF_SLOT, {"slot_id": slot_id}).one_or_none()
+    lease = next(iter(LEASE_OF_SLOT.rows(s, slot_id=slot_id)), None)
     if lease is not None:
         require_same_instance(slot_id, lease[0], instance_id)
     verdicts = committing.commit_tasks(s, slot_id, commits)

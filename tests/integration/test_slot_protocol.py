@@ -440,3 +440,37 @@ def test_a_closing_service_lets_its_long_polls_go(tmp_path: Path, database_url: 
         thread.join(5)
         assert answers[0]["directive"] == "run"
         assert time.monotonic() - began < 3.5
+
+
+def test_what_slots_ask_all_the_time_is_counted_under_its_route(member: Member) -> None:
+    member.poll([])
+    member.commit()
+    lines = member.admin.get("/metrics").text.splitlines()
+    for verb in (":poll", ":commit"):
+        route = f'route="/v1/instances/{{instance}}/slots/{{slot}}{verb}"'
+        assert any("requests_total" in line and route in line and 'status="200"' in line for line in lines)
+
+
+def test_errors_of_slots_are_the_same_past_the_routes_and_through_them(member: Member) -> None:
+    quick = f"/v1/instances/{member.instance}/slots/{member.slot}"
+    routed = quick.replace(member.slot, f"%{ord(member.slot[0]):x}{member.slot[1:]}")
+    for verb, body, status in (
+        (":poll", b"{", 400),
+        (":poll", b'{"timeout_ms":-1}', 422),
+        (":commit", b'{"commits":[{}]}', 422),
+        ("/segments", b'{"segments":["x"]}', 422),
+        ("/segments", b'{"segments":[],"segments":[]}', 422),
+    ):
+        answers = [
+            member.http.post(path + verb, content=body, headers={"Content-Type": "application/json"})
+            for path in (quick, routed)
+        ]
+        one, other = (answer.json() | {"request_id": "", "instance": ""} for answer in answers)
+        assert one == other
+        assert (answers[0].status_code, answers[0].headers["Content-Type"]) == (status, "application/problem+json")
+    for name in (member.slot[::-1], "gone"):
+        assert member.ask(":poll", slot=name).status_code == 410
+    assert member.http.post(quick + ":poll", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert member.service.client("reader").post(quick + ":poll", json={}).status_code == 403
+    assert member.service.client(None).post(quick + ":poll", json={}).status_code == 401
+    assert member.http.post(quick + ":poll", params={"x": 1}, json={}).status_code == 422

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from service import coordinator
 from service.catalog import groups, job_creation, job_states, jobs, segments, streams
-from service.catalog.engine import Catalog, job_topic, stream_topic
+from service.catalog.engine import Catalog, job_topic, partition_topic
 from service.catalog.tables import JobRow, SlotRow, new_id
 from service.protocol import PollAnswer
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
@@ -198,7 +198,19 @@ def test_a_poll_is_ready_when_what_is_owned_is_news(catalog: Catalog, job: JobRo
     assert first.is_ready
     assert not worker.poll().is_ready
     clicks = catalog.read(streams.get_stream, "clicks")
-    assert first.topics == {job_topic(job.id), stream_topic(clicks.id)}
+    assert first.topics == {job_topic(job.id), *(partition_topic(clicks.id, p) for p in range(4))}
+
+
+def test_records_wake_the_slot_that_reads_their_partition_and_no_other(catalog: Catalog, job: JobRow) -> None:
+    one, other = (slot(catalog, join(catalog, name), job) for name in ("one", "other"))
+    for worker in (one, other, one, other):
+        worker.poll()
+    clicks, woken = catalog.read(streams.get_stream, "clicks"), set[str]()
+    catalog.on_wake(woken.update)
+    mine = one.poll().answer.tasks[0].partition
+    post(catalog, clicks, {mine: 1})
+    assert one.poll().topics & woken
+    assert not other.poll().topics & woken
 
 
 def test_a_poll_is_ready_when_there_is_work(catalog: Catalog, job: JobRow) -> None:

@@ -80,7 +80,7 @@ def test_a_poll_names_every_input_and_hands_out_a_range_of_each_that_has_somethi
     post(catalog, clicks(catalog), {0: 2})
     (task,) = worker.tasks()
     assert [(at.input, at.start, at.end) for at in task.work] == [(0, 0, 2), (1, 0, 4)]
-    assert worker.poll().topics >= {f"stream:{views.id}", f"stream:{clicks(catalog).id}"}
+    assert worker.poll().topics >= {f"stream:{views.id}/0", f"stream:{clicks(catalog).id}/0"}
 
 
 def test_each_input_has_a_position_and_a_frontier_that_never_falls(

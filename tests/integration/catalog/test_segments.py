@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.catalog import segments, streams
-from service.catalog.engine import Catalog, stream_topic
+from service.catalog.engine import Catalog, partition_topic, stream_topic
 from service.catalog.tables import new_id
 from service.protocol import ChunkRange
 from service.streams.errors import SegmentNotPending, UnknownPartition
@@ -88,7 +88,7 @@ def test_publishing_wakes_who_reads_the_streams(catalog: Catalog) -> None:
     woken: list[str] = []
     catalog.on_wake(woken.extend)
     post(catalog, clicks, {0: 1, 1: 1})
-    assert woken == [stream_topic(clicks.id)]
+    assert sorted(woken) == [stream_topic(clicks.id), *(partition_topic(clicks.id, p) for p in (0, 1))]
 
 
 # ---------------------------------------------------------------- reading
