@@ -76,6 +76,10 @@ class _CatalogCollector(Collector):
             GaugeMetricFamily("millrace_job_lag_records", "Records from positions to ends", labels=["job"]), totals.lag
         )
         yield _family(
+            GaugeMetricFamily("millrace_job_repartition_bytes", "Bytes in repartition streams", labels=["job"]),
+            totals.repartition_bytes,
+        )
+        yield _family(
             CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )
         yield _family(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,9 +21,11 @@ from service.catalog.tables import (
     InstanceRow,
     JobRow,
     Json,
+    PartitionRow,
     RebalanceRow,
     SlotRow,
     StoreRow,
+    StreamRow,
     TaskRow,
 )
 
@@ -58,7 +60,9 @@ class OperatorStore(NamedTuple):
 
 @dataclass
 class CatalogTotals:
-    """Totals since each job was made. `jobs` by state, `rebalances` by job."""
+    """Totals since each job was made. `jobs` by state, `rebalances` by job; `repartition_bytes` by job with repartition
+    streams: what lies in them.
+    """
 
     jobs: dict[str, int]
     rebalances: dict[str, int]
@@ -66,6 +70,7 @@ class CatalogTotals:
     live_slots: int
     tasks: Sequence[TaskTotals]
     stores: Sequence[OperatorStore]
+    repartition_bytes: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def records_in(self) -> Counter[str]:
@@ -103,6 +108,7 @@ def catalog_totals(s: Session) -> CatalogTotals:
         ).one(),
         tasks=task_totals(s),
         stores=operator_stores(s),
+        repartition_bytes={job: int(size) for job, size in s.execute(_REPARTITION_BYTES)},
     )
 
 
@@ -140,6 +146,13 @@ def store_partitions(tasks: Iterable[TaskTotals], stores: Iterable[OperatorStore
     return [(store.id, p) for store in stores for p in partitions.get((store.job, store.sub_topology), [])]
 
 
+_REPARTITION_BYTES = (
+    select(JobRow.name, func.sum(PartitionRow.bytes))
+    .join(StreamRow, StreamRow.job_id == JobRow.id)
+    .join(PartitionRow, PartitionRow.stream_id == StreamRow.id)
+    .where(StreamRow.kind == "repartition")
+    .group_by(JobRow.name)
+)
 _REBALANCES = (
     select(JobRow.name, func.count()).join(RebalanceRow, RebalanceRow.job_id == JobRow.id).group_by(JobRow.name)
 )

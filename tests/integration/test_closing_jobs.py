@@ -175,6 +175,19 @@ def test_what_one_operator_lets_out_is_closed_in_the_next(world: World) -> None:
     assert world.task(job)["advanced"]["to"] == 61_000
 
 
+@pytest.mark.parametrize("closes", ["flush", "idle"])
+def test_what_one_task_lets_out_is_closed_by_those_behind_a_repartition(world: World, closes: str) -> None:
+    operators = [FINAL_VISITS, {"op": "repartition", "name": "again"}, LATER]
+    job = world.job(*operators, partitions=2, idle_close_after_ms=IDLE_MS if closes == "idle" else None)
+    world.post(job, ("a", 1_000), ("b", 1_200), ("c", 1_300))
+    if closes == "flush":
+        assert world.flush(job)["is_flushing"]
+        assert not world.caught_up(job)["is_flushing"]
+    wait_until(lambda: len(world.finals(job, 0) + world.finals(job, 1)) == 3, 30, "the finals")
+    found = sorted(world.finals(job, 0) + world.finals(job, 1))
+    assert found == [("a", 1_000, 1, closes), ("b", 1_200, 1, closes), ("c", 1_300, 1, closes)]
+
+
 def test_flushing_gives_what_simulate_gives_for_the_same_advance(world: World) -> None:
     job = world.job(VISITS, FINAL)
     records = [(f"k{i % 7}", 1_000 + 137 * i % 5_000) for i in range(60)]

@@ -93,6 +93,26 @@ def test_a_change_is_merged_into_the_spec_and_leaves_the_rest(api: httpx.Client)
     assert {name for name in after if after[name] != before[name]} == {"spec", "version"}
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_the_sub_topologies_of_a_job_stay_whoever_chose_partitions_and_when(
+    api: httpx.Client, *, is_before: bool
+) -> None:
+    api.post("/v1/streams", json={"name": "views", "partitions": 2}).raise_for_status()
+    chosen = {"records": [{"key": "a", "value": 1, "timestamp": 1, "partition": 1}]}
+    job = {**JOB, "name": "seen", "source": "views"}
+    for step in ("choose", "create") if is_before else ("create", "choose"):
+        if step == "choose":
+            api.post("/v1/streams/views/records", json=chosen).raise_for_status()
+        else:
+            before = api.post("/v1/jobs", json=job).raise_for_status().json()
+    topology = api.get("/v1/jobs/seen/topology").json()
+    assert len(topology["sub_topologies"]) == (2 if is_before else 1)
+    tag = api.get("/v1/jobs/seen").headers["ETag"]
+    changed = api.patch("/v1/jobs/seen", json={"max_batch_records": 7}, headers={"If-Match": tag})
+    assert changed.raise_for_status().json()["spec"] == {**before["spec"], "max_batch_records": 7}
+    assert api.get("/v1/jobs/seen/topology").json() == topology
+
+
 def test_what_runs_is_what_was_changed(api: httpx.Client) -> None:
     change(api, {"buffers": {"final": {"when_full": "spill_to_disk", "max_records": None, "max_bytes": 9}}})
     [sub_topology] = api.get(f"{PATH}/topology").json()["sub_topologies"]
