@@ -87,7 +87,7 @@ def place_of(error: OperatorFailed, spec: JobSpec, job_at: str = "/job") -> str:
 
 
 @dataclass(slots=True)
-class Log:
+class SimulatedLog:
     """One partition of a repartition stream: what is unread of it, by target, and the record of the request that caused
     each of its records (-1: none).
     """
@@ -114,8 +114,10 @@ class Simulation:
         self._is_whole = sees_batches(spec)
         self._chains = [Chain(each, spec.on_error) for each in topology.sub_topologies]
         self._writers = {name: writer for name, (writer, _) in topology.repartitions().items()}
-        self._logs: dict[tuple[str, int], Log] = {
-            (name, partition): Log() for name, writer in self._writers.items() for partition in range(writer.partitions)
+        self._logs: dict[tuple[str, int], SimulatedLog] = {
+            (name, partition): SimulatedLog()
+            for name, writer in self._writers.items()
+            for partition in range(writer.partitions)
         }
         self._frontiers: dict[tuple[int, Input], InputPosition] = {}
         self._tasks: dict[tuple[int, int], SimulatedTask] = {}

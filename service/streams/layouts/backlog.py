@@ -24,7 +24,7 @@ _STORED = RECORD_SCHEMA.append(pa.field("origin", pa.int64(), nullable=False))
 _CAUSE, _TO, _REASON = b"cause", b"to", b"reason"
 
 
-class Advance(NamedTuple):
+class TimeAdvance(NamedTuple):
     """Stream time (ms) is to be moved to `to`, for an operator and for those behind it; no record causes it. None: of
     each to the lowest time that closes all that is open in it.
     """
@@ -41,7 +41,7 @@ class Backlog:
 
     rows: pa.RecordBatch
     cause: int | None = None
-    advance: Advance | None = None
+    advance: TimeAdvance | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +63,7 @@ class Backlog:
         cause = int(codes(np.array([int(said[_CAUSE])]))[0]) if _CAUSE in said else None
         advance = None
         if _REASON in said:
-            advance = Advance(int(said[_TO]) if _TO in said else None, cast(CloseReason, said[_REASON].decode()))
+            advance = TimeAdvance(int(said[_TO]) if _TO in said else None, cast(CloseReason, said[_REASON].decode()))
         return cls(rows, cause, advance)
 
     def change(self, origins: Origins) -> Part:

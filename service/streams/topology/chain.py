@@ -21,7 +21,7 @@ from service.streams.clock import CloseReason
 from service.streams.errors import OperatorFailed, OperatorUnavailable
 from service.streams.expressions import Expression
 from service.streams.inputs import Batch, Origins
-from service.streams.layouts.backlog import Advance, Backlog, noted
+from service.streams.layouts.backlog import Backlog, TimeAdvance, noted
 from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.measures import Reading
 from service.streams.operators import AnyOperator, OperatorSpec
@@ -185,7 +185,7 @@ class Chain:
 
         The result's stream time is the highest of these. Otherwise as `advance`.
         """
-        return self._moved(Advance(None, reason), states, origins)
+        return self._moved(TimeAdvance(None, reason), states, origins)
 
     def advance(self, to: int, states: Mapping[str, StateReader], reason: CloseReason, origins: Origins) -> ChainResult:
         """Move the stream time of every operator to `to`, in order: each first gets what those before it let go.
@@ -193,9 +193,9 @@ class Chain:
         Operators that do not wait for time (deduplicate) do not take part. Where one is not through, those behind it
         wait until it is: there time is moved when the chain goes on. Raises OperatorFailed.
         """
-        return self._moved(Advance(to, reason), states, origins)
+        return self._moved(TimeAdvance(to, reason), states, origins)
 
-    def _moved(self, advance: Advance, states: Mapping[str, StateReader], origins: Origins) -> ChainResult:
+    def _moved(self, advance: TimeAdvance, states: Mapping[str, StateReader], origins: Origins) -> ChainResult:
         passing = _Pass(self._places, states, origins, _NO_ROWS, advance)
         with _located(origins):
             passing.lead(0)
@@ -261,7 +261,7 @@ class _Pass:
         states: Mapping[str, StateReader],
         origins: Origins,
         source: pa.RecordBatch,
-        advance: Advance | None = None,
+        advance: TimeAdvance | None = None,
     ) -> None:
         self._places, self._states, self._origins = places, states, origins
         self.source, self.forward = source, {_SOURCE: source}
@@ -307,7 +307,7 @@ class _Pass:
             self._advance = left.advance
             self._take(i, _NO_ROWS, left.advance)
 
-    def _take(self, i: int, rows: pa.RecordBatch, advance: Advance | None) -> None:
+    def _take(self, i: int, rows: pa.RecordBatch, advance: TimeAdvance | None) -> None:
         """Through one operator, with rows, and then time that moves on."""
         place = self._places[i]
         step = place.process(rows, self._states, self._origins)
@@ -336,7 +336,7 @@ class _Pass:
             self.fits = max(before, 1)
         return rest
 
-    def _advanced(self, i: int, step: Step, advance: Advance) -> Step:
+    def _advanced(self, i: int, step: Step, advance: TimeAdvance) -> Step:
         """A step, and behind it time that moves on; its rest says that this is not through."""
         operator = self._places[i].operator
         if not isinstance(operator, Advancing):
@@ -371,7 +371,7 @@ class _Pass:
         return self._states[store.name]
 
 
-def _backlog(rest: Rest | None, advance: Advance | None = None) -> Backlog:
+def _backlog(rest: Rest | None, advance: TimeAdvance | None = None) -> Backlog:
     """What waits in a store: what an operator left, then time."""
     return Backlog(_NO_ROWS, None, advance) if rest is None else Backlog(rest.rows, rest.cause, advance)
 
