@@ -552,9 +552,9 @@ def test_a_macro_counts_as_often_as_it_copies() -> None:
     ],
 )
 def test_a_text_that_is_large_or_deep_is_refused_soon(text: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     refusal(text)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_the_worst_text_for_the_parser_does_not_end_a_thread_with_a_small_stack() -> None:
