@@ -12,7 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parent / "cases"
 SIZES = [1, 7, 1000]
-BY_ONE_MAX = 500  # a case of thousands of records takes 20 s one by one, and shows nothing that those beside it do not
+BY_ONE_MAX = 40  # records of a case that is run one by one, 5 ms each: five cases or more of each part
 FAMILIES = ("deduplicate", "hopping", "session", "sliding", "table", "tumbling")
 
 
@@ -40,6 +40,14 @@ def cut(cases: list[dict[str, Any]], sizes: list[int], *, quick: int | None = No
             marks = [pytest.mark.thorough] if size in thorough else []
             found.append(pytest.param(case, size, id=f"{case['name']}-{size or 'whole'}", marks=marks))
     return found
+
+
+def simulated(cases: list[dict[str, Any]]) -> list[Any]:
+    """Parameters (case, batch_records) of each case whole, and in batches of 7 of one case of each part: what batches
+    are to the operators is shown by `cut`, and how a simulation makes them by any case.
+    """
+    samples = {case["name"] for case in sample(max_records=100).values()}
+    return [way for case in cases for way in cut([case], [7] if case["name"] in samples else [])]
 
 
 def promised(case: dict[str, Any]) -> list[dict[str, Any]]:

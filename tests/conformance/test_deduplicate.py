@@ -25,7 +25,7 @@ def test_the_chain_gives_the_outputs(case, batch_records):
     assert run_all(task, cut(case["records"], sizes)) == case["outputs"]
 
 
-@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, [7]))
+@pytest.mark.parametrize(("case", "batch_records"), given.simulated(CASES))
 def test_simulate_gives_the_outputs(case, batch_records):
     body = {"job": case["job"], "records": case["records"], "batch_records": batch_records}
     answer = simulate(SimulateRequest.model_validate(body))
