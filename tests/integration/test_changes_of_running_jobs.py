@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
 
 from benchmarks.running import wait_until
-from tests.serving import Serving, serving
-from tests.sparkless import instance
+from tests.serving import Serving
 
 pytestmark = pytest.mark.services
 
@@ -22,6 +21,7 @@ COUNT = {
     "aggregates": {"n": {"fn": "count"}},
 }
 AN_HOUR_MS = 3_600_000
+NUMBERS = count()
 
 
 class World:
@@ -29,15 +29,13 @@ class World:
 
     def __init__(self, service: Serving) -> None:
         self.http = service.client("writer")
-        self.made = 0
 
     def call(self, method: str, path: str, **how: Any) -> Any:
         return self.http.request(method, path, **how).raise_for_status().json()
 
     def job(self, *operators: Json, **more: Any) -> str:
         """A job that runs and has read one record."""
-        self.made += 1
-        name = f"job{self.made}"
+        name = f"changing{next(NUMBERS)}"
         self.call("POST", "/v1/streams", json={"name": f"{name}-in", "partitions": 1})
         body = {"name": name, "source": f"{name}-in", "operators": list(operators), "sink": f"{name}-out", **more}
         self.call("POST", "/v1/jobs", json=body)
@@ -69,11 +67,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("changes")
-    (folder / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(folder, f"sqlite:///{folder}/catalog.db") as service, instance(service, folder / "replicas"):
-        yield World(service)
+def world(working: Serving) -> World:
+    return World(working)
 
 
 def test_a_smaller_buffer_lets_out_what_is_too_much(world: World) -> None:

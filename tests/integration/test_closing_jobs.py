@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
 
 from benchmarks.running import wait_until
 from tests import naive
-from tests.serving import Serving, serving
-from tests.sparkless import instance
+from tests.serving import Serving
 
 pytestmark = pytest.mark.services
 
@@ -24,6 +23,7 @@ FINAL_VISITS = VISITS | {"emit": "on_window_close"}
 FINAL = {"op": "suppress", "name": "final", "until": "window_closes", "buffer": {}}
 LATER = {"op": "suppress", "name": "later", "until": "time_limit", "time_limit_ms": 60_000, "buffer": {}}
 IDLE_MS = 150
+NUMBERS = count()
 
 
 class World:
@@ -32,14 +32,13 @@ class World:
     def __init__(self, service: Serving) -> None:
         self.service = service
         self.http = service.client("writer")
-        self.made = 0
 
     def call(self, method: str, path: str, **how: Any) -> Any:
         return self.http.request(method, path, **how).raise_for_status().json()
 
     def job(self, *operators: Json, partitions: int = 1, **more: Any) -> str:
-        self.made += 1
-        name, source = f"job{self.made}", f"in{self.made}"
+        name = f"closing{next(NUMBERS)}"
+        source = f"{name}-in"
         self.call("POST", "/v1/streams", json={"name": source, "partitions": partitions})
         job = {
             "name": name,
@@ -53,7 +52,7 @@ class World:
 
     def post(self, job: str, *records: tuple[str, int]) -> None:
         body = {"records": [{"key": key, "timestamp": timestamp, "value": {}} for key, timestamp in records]}
-        self.call("POST", f"/v1/streams/{job.replace('job', 'in')}/records", json=body)
+        self.call("POST", f"/v1/streams/{job}-in/records", json=body)
 
     def flush(self, job: str) -> Json:
         flushed: Json = self.call("POST", f"/v1/jobs/{job}:flush")
@@ -91,11 +90,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("closing")
-    (folder / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(folder, f"sqlite:///{folder}/catalog.db") as service, instance(service, folder / "replicas"):
-        yield World(service)
+def world(working: Serving) -> World:
+    return World(working)
 
 
 @pytest.mark.parametrize("operators", [[FINAL_VISITS], [VISITS, FINAL]], ids=["on_window_close", "suppress"])

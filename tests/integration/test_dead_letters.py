@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.serving import Serving, serving
-from tests.sparkless import instance
+from tests.serving import Serving
 
 pytestmark = pytest.mark.services
 
@@ -20,14 +18,6 @@ TOTAL = {
     "aggregates": {"sum": {"fn": "sum", "of": "(value->>'v')::bigint"}},
 }
 ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'id'", "interval_ms": 1_000}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("dead")
-    (folder / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(folder, f"sqlite:///{folder}/catalog.db") as running, instance(running, folder / "replicas"):
-        yield running
 
 
 def run(service: Serving, name: str, values: list[Json], **more: Any) -> tuple[Json, list[Json], list[Json]]:
@@ -54,8 +44,8 @@ VALUES = [
 ]
 
 
-def test_what_fails_is_kept_with_its_error_and_the_job_goes_on(service: Serving) -> None:
-    found, out, dropped = run(service, "dead", VALUES)
+def test_what_fails_is_kept_with_its_error_and_the_job_goes_on(working: Serving) -> None:
+    found, out, dropped = run(working, "dead", VALUES)
     assert (found["state"], found["caught_up"], found["error"]) == ("running", True, None)
     assert [record["value"]["sum"] for record in out] == [2**63 - 1, 2**63 - 2]
     assert [(record["value"]["v"], record["timestamp"]) for record in dropped] == [("many", 1), (1, 2)]
@@ -66,7 +56,7 @@ def test_what_fails_is_kept_with_its_error_and_the_job_goes_on(service: Serving)
     ]
     assert "Could not convert string 'many'" in said[0]["millrace-error"]
     assert "passes 64 bits" in said[1]["millrace-error"]
-    counts = service.client("reader").get("/v1/jobs/dead/dropped").json()
+    counts = working.client("reader").get("/v1/jobs/dead/dropped").json()
     assert counts["stream"] == "dead-dropped"
     assert {(each["operator"], each["reason"]): each["records"] for each in counts["items"]} == {
         ("once", "duplicate"): 1,
@@ -75,16 +65,16 @@ def test_what_fails_is_kept_with_its_error_and_the_job_goes_on(service: Serving)
     }
 
 
-def test_with_keep_dropped_what_is_no_failure_is_kept_too_without_an_error(service: Serving) -> None:
-    _, _, dropped = run(service, "kept", VALUES, keep_dropped=True, max_batch_records=1)
+def test_with_keep_dropped_what_is_no_failure_is_kept_too_without_an_error(working: Serving) -> None:
+    _, _, dropped = run(working, "kept", VALUES, keep_dropped=True, max_batch_records=1)
     reasons = [(each["headers"]["millrace-reason"], "millrace-error" in each["headers"]) for each in dropped]
     assert reasons == [("expression_failed", True), ("integer_overflow", True), ("duplicate", False)]
 
 
-def test_simulate_says_what_the_job_failed_at(service: Serving) -> None:
+def test_simulate_says_what_the_job_failed_at(working: Serving) -> None:
     records = [{"key": "k", "value": value, "timestamp": i} for i, value in enumerate(VALUES)]
     body = {"job": {"operators": [ONCE, TOTAL], "on_error": "dead_letter"}, "records": records}
-    answer = service.client("reader").post("/v1/jobs:simulate", json=body).raise_for_status().json()
+    answer = working.client("reader").post("/v1/jobs:simulate", json=body).raise_for_status().json()
     assert [output["value"]["sum"] for output in answer["outputs"]] == [2**63 - 1, 2**63 - 2]
     failed = {each["reason"]: each.get("error") for each in answer["dropped"]}
     assert failed["duplicate"] is None

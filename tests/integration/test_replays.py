@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serving import Serving, serving
-from tests.sparkless import instance
+from tests.serving import Serving
 
 pytestmark = pytest.mark.services
 
@@ -29,16 +27,8 @@ CAUGHT_UP = {"wait": "caught_up", "timeout_ms": 60_000}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("replays")
-    (folder / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(folder, f"sqlite:///{folder}/catalog.db") as running, instance(running, folder / "replicas"):
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(service: Serving) -> httpx.Client:
-    return service.client("writer")
+def http(working: Serving) -> httpx.Client:
+    return working.client("writer")
 
 
 def make(http: httpx.Client, name: str, operators: list[Json], **more: Any) -> None:
@@ -213,5 +203,5 @@ def test_a_job_that_keeps_nothing_has_nothing_to_replay(http: httpx.Client) -> N
 
 
 @pytest.mark.parametrize(("role", "status"), [(None, 401), ("reader", 403), ("instance", 403)])
-def test_only_writers_replay(service: Serving, role: str | None, status: int) -> None:
-    assert service.client(role).post("/v1/jobs/any/dropped:replay", json={}).status_code == status
+def test_only_writers_replay(working: Serving, role: str | None, status: int) -> None:
+    assert working.client(role).post("/v1/jobs/any/dropped:replay", json={}).status_code == status

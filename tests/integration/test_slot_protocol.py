@@ -106,6 +106,17 @@ def member(service: Serving) -> Member:
     return Member(service)
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Member]:
+    """One for tests whose requests are refused for what they are, before a database is asked; it has work to do."""
+    folder = tmp_path_factory.mktemp("refusing")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
+    with serving(folder, f"sqlite:///{folder}/catalog.db") as running:
+        member = Member(running)
+        member.post_records(1)
+        yield member
+
+
 def held(answer: Json) -> list[Json]:
     return [{"task": task["task"], "epoch": task["epoch"], "applied": {}} for task in answer["tasks"]]
 
@@ -236,12 +247,11 @@ def swap(commit: Json, field: int, value: Any) -> None:
     ],
 )
 def test_a_commit_that_is_none_is_422_with_a_pointer(
-    member: Member, break_it: Callable[[Json], object], pointer: str
+    refusing: Member, break_it: Callable[[Json], object], pointer: str
 ) -> None:
-    member.post_records(1)
-    commit = member.commit_of(member.poll([])["tasks"][0])
+    commit = refusing.commit_of(refusing.poll([])["tasks"][0])
     break_it(commit)
-    answer = member.ask(":commit", {"commits": [commit]})
+    answer = refusing.ask(":commit", {"commits": [commit]})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == pointer
 
@@ -353,9 +363,9 @@ def test_an_instances_key_publishes_into_no_stream_but_its_jobs_outputs(member: 
     "change",
     [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"spark": []}],
 )
-def test_an_instance_that_can_not_be_is_refused(service: Serving, change: Json) -> None:
+def test_an_instance_that_can_not_be_is_refused(refusing: Member, change: Json) -> None:
     body = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
-    answer = service.client("instance").post("/v1/instances:join", json=body)
+    answer = refusing.http.post("/v1/instances:join", json=body)
     assert answer.status_code == 422
     assert answer.json()["code"] == "invalid_request"
 
