@@ -17,6 +17,7 @@ import pytest
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests import sparkless
 from tests.attached import are_gone
+from tests.driving import in_state
 
 
 class Breakable:
@@ -71,6 +72,20 @@ class Breakable:
             found for found in psutil.Process(self.running.process.pid).children(recursive=True) if _is(found, name)
         ]
 
+    def clear(self) -> None:
+        """Make it alive and empty again, whatever was killed: no armed fault, no job, no stream."""
+        for armed in self.faults.iterdir():
+            armed.unlink()
+        if self.running.process.poll() is not None:
+            self.restart_when_dead()
+        for job in self.running.call("GET", "/v1/jobs")["items"]:
+            if job["state"] not in {"stopped", "draining"}:
+                self.running.call("POST", f"/v1/jobs/{job['name']}:stop")
+            in_state(self.running, job["name"], "stopped")
+            self.running.call("DELETE", f"/v1/jobs/{job['name']}")
+        for stream in self.running.call("GET", "/v1/streams")["items"]:
+            self.running.call("DELETE", f"/v1/streams/{stream['name']}")
+
     def stop(self) -> None:
         """End what runs still."""
         self._end_instance()
@@ -109,18 +124,30 @@ def _started(service: Breakable) -> Iterator[Breakable]:
         service.stop()
 
 
-@pytest.fixture
-def breakable(tmp_path: Path) -> Iterator[Breakable]:
-    """Its slots are forked from an instance without Spark."""
-    with _started(Breakable(tmp_path, "forks")) as service:
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
+    with _started(Breakable(tmp_path_factory.mktemp("breakable"), "forks")) as service:
         yield service
 
 
 @pytest.fixture
-def breakable_api(tmp_path: Path) -> Iterator[Breakable]:
-    """It has no instance."""
-    with _started(Breakable(tmp_path, None)) as service:
+def breakable(shared: Breakable) -> Iterator[Breakable]:
+    """Its slots are forked from an instance without Spark; tests find it alive and empty."""
+    yield shared
+    shared.clear()
+
+
+@pytest.fixture(scope="session")
+def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
+    with _started(Breakable(tmp_path_factory.mktemp("breakable"), None)) as service:
         yield service
+
+
+@pytest.fixture
+def breakable_api(shared_api: Breakable) -> Iterator[Breakable]:
+    """It has no instance; tests find it alive and empty."""
+    yield shared_api
+    shared_api.clear()
 
 
 @pytest.fixture
