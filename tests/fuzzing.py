@@ -51,6 +51,7 @@ BODIES = {  # what an example of a body without one of its own says
     "FailRequest": ("task", "epoch", "error"),
     "SkipRequest": ("partition", "offset"),
     "ReplayRequest": ("operator", "reason"),
+    "ResetRequest": (),
     "BatchRequest": ("keys",),
 }
 EXPRESSIONS = [
@@ -164,7 +165,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
     slot = f"/v1/instances/{failed['instance'][0]}/slots/{failed['slot'][0]}"
     body = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": ERROR}
     http.post(f"{slot}:fail", json=body).raise_for_status()
-    for name in "passing", "stopped", "resting", "over":
+    for name in "passing", "stopped", "resting", "over", "again":
         _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "operators": [OPERATORS["once"]]})
         if name != "passing":
             http.post(f"/v1/jobs/{name}:stop").raise_for_status()
@@ -180,6 +181,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         ":replay$": {"job": ["keeping"]},
         ":stop$": {"job": ["passing"]},
         ":restart$": {"job": ["stopped"]},
+        ":reset$": {"job": ["again"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},
         "^patch ": {"stream": ["resting"], "If-Match": [http.get("/v1/streams/resting").headers["ETag"], "*"]},
         "^delete ": {"stream": ["unused", "clicks", "visits-s-changelog"], "job": ["over", "spare"], "token": [token]},

@@ -6,6 +6,9 @@ examples, coverage, fuzzing, and scenarios in which what one answers leads to th
 That all it holds for valid is accepted is not checked: which expressions, names, cursors and positions there are is
 beyond a schema.
 
+Postgres, which refuses more than SQLite does, gets everything; SQLite all but coverage, thousands of requests of which
+most reach no database.
+
 `MILLRACE_FUZZ_EXAMPLES` says how many random requests each operation gets beside the systematic ones; the default few
 are the same in every run.
 """
@@ -76,19 +79,27 @@ def test_every_answer_is_one_that_is_declared_and_none_a_fault(fuzzed: World) ->
                 statuses.setdefault(label, Counter())[status] += 1
                 phases.setdefault(event.phase.value, Counter())[label] += 1
     assert not findings, "\n\n".join("\n".join([*where, how]) for where, how in findings.items())
-    assert _never_accepted(statuses) == set()
-    assert all(len(phases[name]) >= least for name, least in OPERATIONS.items()), phases
+    assert "coverage" not in phases or _never_accepted(statuses) == set()
+    assert all(len(phases[name]) >= least for name, least in _phases(fuzzed).items()), phases
+
+
+def _phases(world: World) -> dict[str, int]:
+    """Those that it goes through, with `OPERATIONS`."""
+    is_sqlite = world.service.settings.database_url.startswith("sqlite")
+    return {name: least for name, least in OPERATIONS.items() if EXAMPLES or not (is_sqlite and name == "coverage")}
 
 
 def _config(world: World) -> schemathesis.Config:
+    phases = {"examples": PHASE, "coverage": PHASE, "fuzzing": PHASE, "stateful": {"max-steps": 4}}
     return schemathesis.Config.from_dict(
         {
             "base-url": world.service.url,
             "headers": {"Authorization": f"Bearer {world.service.secrets['admin']}"},
             "continue-on-failure": True,
+            "request-timeout": 60,  # seconds: the first simulation loads all kernels, on a machine that may be busy
             "checks": {"enabled": False} | {name: {"enabled": True} | how for name, how in CHECKS.items()},
             "generation": {"max-examples": EXAMPLES or 6, "deterministic": not EXAMPLES},
-            "phases": {"examples": PHASE, "coverage": PHASE, "fuzzing": PHASE, "stateful": {"max-steps": 4}},
+            "phases": {name: {"enabled": name in _phases(world), **how} for name, how in phases.items()},
         }
     )
 
