@@ -226,7 +226,8 @@ def _lookups(found: Figures) -> Iterator[Measurement]:
         f"lookup by key, {where}",
         found.fastest.per_second,
         "/s",
-        f"{clients}; p50 {found.fastest.p50_ms:.1f} ms, p99 {found.fastest.p99_ms:.1f} ms",
+        f"{clients}; p50 {found.fastest.p50_ms:.1f} ms, p99 {found.fastest.p99_ms:.1f} ms; "
+        f"load: {GENERATOR}, {found.fastest.busy:.0%} of a processor",
         bar="≥ 8,000",
     )
     yield Measurement(
