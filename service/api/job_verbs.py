@@ -28,7 +28,7 @@ VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 4
 
 
 class SkipRequest(BaseModel, extra="forbid"):
-    """The record to pass over; `stream` may be left out where the job has one source."""
+    """The record to pass over; without `stream`: of the stream that the job failed at, as its error says."""
 
     partition: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
     offset: Annotated[int, Field(ge=0, lt=2**63, strict=True)]

@@ -143,20 +143,25 @@ def go_on_flushing(s: Session, job: JobRow) -> None:
 def skip_record(
     s: Session, name: str, *, partition: int, offset: int, stream: str | None = None, who: str = ""
 ) -> None:
-    """Let a failed job pass over one record of a source that it has not read yet, or over what waits of the last one
-    that it read, if that is what it failed at; asking twice changes nothing.
+    """Let a failed job pass over one record that it has not read yet, or over what waits of the last one that it read,
+    if that is what it failed at; asking twice changes nothing. Of a source, or of a repartition stream of its own;
+    `stream` None: of the one that it failed at.
 
     Raises UnknownJob, IllegalTransition (not failed), UnknownPartition, InvalidSpec (read already).
     """
     job = lock_job(s, name=name)
     if job.state not in MAY_SKIP:
         raise IllegalTransition(job.state, "skip a record", "only a failed one can")
-    sources = {source.name: source.id for source in streams_of(s, job.id, "source")}
-    read = [p for p in positions(s, job.id) if p.stream in sources and stream in {None, p.stream}]
+    error, sources = job.error or {}, {source.name: source.id for source in streams_of(s, job.id, "source")}
+    wanted = stream or error.get("stream")
+    if wanted is not None:
+        between = [each for each in streams_of(s, job.id, "internal") if each.kind == "repartition"]
+        sources |= {each.name: each.id for each in between}
+    read = [p for p in positions(s, job.id) if p.stream in sources and wanted in {None, p.stream}]
     at = next((p for p in read if p.partition == partition), None)
     if at is None:
-        raise UnknownPartition(f"{stream or '/'.join(sources)}/{partition}")
-    failed_at = (job.error or {}).get("offset") if (job.error or {}).get("partition") == partition else None
+        raise UnknownPartition(f"{wanted or '/'.join(sources)}/{partition}")
+    failed_at = error.get("offset") if error.get("partition") == partition else None
     if not (at.position <= offset < at.end or offset == failed_at == at.position - 1):
         detail = f"the job stands at {at.position} and the partition ends at {at.end}"
         raise InvalidSpec([Problem("/offset", f"{offset} can not be skipped: {detail}")])

@@ -15,6 +15,7 @@ from service.catalog.engine import Catalog
 from service.catalog.tables import ChunkRow, JobRow, PartitionRow, StreamRow, TaskInputRow, TaskRow
 from service.protocol import Advanced, AdvanceReason, AssignedTask, Move, TaskCommit
 from service.ranges import RANGE, pack, unpack
+from service.streams.errors import UnknownPartition
 from service.streams.records import ChunkMeta
 from tests.integration.catalog.world import (
     SlotDouble,
@@ -26,7 +27,6 @@ from tests.integration.catalog.world import (
     post,
     register,
     slot,
-    state_of,
     statements,
 )
 
@@ -513,17 +513,21 @@ def test_records_and_lag_of_a_job_are_those_of_its_sources(
     assert (found.lag["visits"], [task.lag.records for task in found.tasks]) == (2, [0, 2, 5, 5])
 
 
-def test_only_records_of_sources_can_be_skipped(
+def test_a_record_is_skipped_where_the_job_failed_at_it(
     catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
-    post(catalog, clicks, {0: 5})
-    write(worker, "0_0", {0: 5})
-    task = task_of(worker, "1_0")
-    fault = {"task_id": task.task, "epoch": task.epoch, "error": {"code": "x", "detail": "y"}}
-    catalog.write(coordinator.fail_task, worker.id, **fault)
-    post(catalog, clicks, {1: 3})
-    catalog.write(job_states.skip_record, "visits", partition=1, offset=2)
-    assert state_of(catalog) == "failed"
+    post(catalog, clicks, {0: 5, 1: 3})
+    write(worker, "0_0", {0: 3, 1: 2})
+    task = task_of(worker, "1_1")
+    fault = {"code": "x", "detail": "y", "stream": "visits-spread-repartition", "partition": 0, "offset": 4}
+    catalog.write(coordinator.fail_task, worker.id, task_id=task.task, epoch=task.epoch, error=fault)
+    catalog.write(job_states.skip_record, "visits", partition=0, offset=4)
+    catalog.write(job_states.skip_record, "visits", partition=1, offset=2, stream="clicks")
+    with pytest.raises(UnknownPartition):
+        catalog.write(job_states.skip_record, "visits", partition=0, offset=0, stream="visits-nope")
+    catalog.write(coordinator.change_job, "visits", "restart")
+    skips = {each.name: each.skips for each in worker.tasks()}
+    assert (skips["1_1"], skips["0_1"]) == ([(0, 4)], [(0, 2)])
 
 
 # ---------------------------------------------------------------- closing
