@@ -31,6 +31,11 @@ from service.streams.topology.spec import JobSpec
 
 router = router_of("jobs")
 
+UNREADABLE = {
+    "changelog": "changelog: its entries are no records",
+    "repartition": "repartition stream: its records go as soon as the tasks of its own job have read them",
+}  # kinds of streams that are no source
+
 EXAMPLE = {
     "name": "unique_clicks",
     "source": "clicks",
@@ -123,8 +128,9 @@ def _only_job(body: dict[str, Any]) -> object:
 def _compile(s: Session, spec: JobSpec) -> Topology:
     found = {name: streams.find_stream(s, name) for name in spec.sources}
     known = {name: stream for name, stream in found.items() if stream is not None}
-    if logs := [name for name, stream in known.items() if stream.kind == "changelog"]:
-        raise InvalidSpec([Problem("/source", f"{name!r} is a changelog: its entries are no records") for name in logs])
+    refused = [(name, UNREADABLE[stream.kind]) for name, stream in known.items() if stream.kind in UNREADABLE]
+    if refused:
+        raise InvalidSpec([Problem("/source", f"{name!r} is a {why}") for name, why in refused])
     custom = {name for name, stream in known.items() if stream.custom_partitioning}
     return graph.compile(spec, {name: stream.partitions for name, stream in known.items()}, custom)
 

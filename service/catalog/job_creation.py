@@ -51,7 +51,15 @@ from service.catalog.tables import (
     TaskRow,
     new_id,
 )
-from service.streams.errors import IllegalTransition, InternalStream, InvalidSpec, JobExists, Problem, StreamExists
+from service.streams.errors import (
+    IllegalTransition,
+    InternalStream,
+    InvalidSpec,
+    JobExists,
+    Problem,
+    StreamExists,
+    StreamInUse,
+)
 from service.streams.inputs import InputPosition
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
@@ -138,6 +146,7 @@ def delete_job(s: Session, name: str) -> None:
         raise IllegalTransition(job.state, "be deleted", STOP_FIRST)
     tasks = [task.id for task in lock_tasks(s, job.id)]
     internal = [stream.id for stream in streams_of(s, job.id, "internal")]
+    _require_unread(s, job, internal)
     s.execute(delete(TaskInputRow).where(TaskInputRow.task_id.in_(tasks)))
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_(tasks)))
     for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, RebalanceRow, SlotRow):
@@ -145,6 +154,19 @@ def delete_job(s: Session, name: str) -> None:
     remove_streams(s, internal)
     s.delete(job)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
+
+
+def _require_unread(s: Session, job: JobRow, stream_ids: Sequence[str]) -> None:
+    """Raises StreamInUse where another job reads one of these: dropped records may be a source."""
+    others = (
+        select(StreamRow.name, JobRow.name)
+        .join(JobStreamRow, JobStreamRow.stream_id == StreamRow.id)
+        .join(JobRow, JobRow.id == JobStreamRow.job_id)
+        .where(StreamRow.id.in_(stream_ids), JobRow.id != job.id)
+    )
+    read = sorted((stream, reader) for stream, reader in s.execute(others))
+    if read:
+        raise StreamInUse(read[0][0], [reader for stream, reader in read if stream == read[0][0]])
 
 
 def _specified(spec: JobSpec, topology: Topology) -> Json:

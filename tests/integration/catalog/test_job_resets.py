@@ -220,6 +220,56 @@ def test_a_second_reset_does_the_same_again(catalog: Catalog) -> None:
     assert places(catalog, job) == at == [4, 0]
 
 
+def at_sources(catalog: Catalog, job: JobRow) -> dict[tuple[str, int], int]:
+    """Where a job stands in the streams of users."""
+    found = catalog.read(jobs.positions, job.id)
+    return {(at.stream, at.partition): at.position for at in found if at.stream in {"clicks", "views"}}
+
+
+def test_every_source_has_a_start_of_its_own(catalog: Catalog) -> None:
+    """One of them reaches the others' tasks through a repartition stream."""
+    post(catalog, make_stream(catalog, "clicks", partitions=1), {0: 5})
+    post(catalog, make_stream(catalog, "views", partitions=2), {0: 7, 1: 9})
+    offsets = {"clicks": {"0": 2}, "views": {"1": 4}}
+    job = make_job(catalog, source=["clicks", "views"], start={"offsets": offsets})
+    assert at_sources(catalog, job) == {("clicks", 0): 2, ("views", 0): 0, ("views", 1): 4}
+    catalog.write(coordinator.change_job, "visits", "stop")
+    reset(catalog, {"offsets": {"views": {"0": 6}}})
+    assert at_sources(catalog, job) == {("clicks", 0): 0, ("views", 0): 6, ("views", 1): 0}
+    reset(catalog, {"timestamp": 3}, records={("clicks", 0): 3, ("views", 1): 3})
+    assert at_sources(catalog, job) == {("clicks", 0): 3, ("views", 0): 0, ("views", 1): 3}
+    with pytest.raises(InvalidSpec) as refused:
+        reset(catalog, {"offsets": {"0": 1}})
+    assert [each.pointer for each in refused.value.errors] == ["/start/offsets"]
+    with pytest.raises(InvalidSpec) as refused:
+        make_job(catalog, "other", source=["clicks", "views"], start={"offsets": {"clicks": {"1": 0}}})
+    assert [each.pointer for each in refused.value.errors] == ["/start/offsets/clicks/1"]
+
+
+def test_what_lay_between_sub_topologies_is_gone_and_a_flush_with_it(catalog: Catalog) -> None:
+    clicks = make_stream(catalog, partitions=2)
+    spread = {"op": "select_key", "key": "value->>'user'"}
+    once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1_000}
+    job = make_job(catalog, operators=[spread, once])
+    post(catalog, clicks, {0: 10})
+    slot(catalog, join(catalog), job)
+    between = catalog.read(streams.get_stream, "visits-once-repartition")
+    post(catalog, between, {0: 3, 1: 4})
+    catalog.write(job_states.flush_job, "visits")
+    catalog.write(lambda s: job_states.fail_job(s, job_states.lock_job(s, name="visits"), {"detail": "why"}))
+    reset(catalog)
+    renewed = catalog.read(streams.get_stream, "visits-once-repartition")
+    assert (renewed.id != between.id, renewed.kind, renewed.partitions) == (True, "repartition", 2)
+    assert ends(catalog, "visits-once-repartition") == [0, 0]
+    read = catalog.read(inputs_of_job, job.id).values()
+    found = [[(at.stream_id, at.partition, at.sub_log, at.position) for at in each] for each in read]
+    sources = [[(clicks.id, p, None, 0)] for p in range(2)]
+    targets = [[(renewed.id, p, target, 0) for p in range(2)] for target in range(2)]
+    assert sorted(map(str, found)) == sorted(map(str, sources + targets))
+    assert catalog.read(jobs.get_job, "visits").flush is None
+    assert not catalog.read(jobs.is_flushing, job.id)
+
+
 def test_history_says_who_reset_to_where(catalog: Catalog) -> None:
     job = stopped(catalog)
     reset(catalog, {"offsets": {"0": 4}}, who="me")

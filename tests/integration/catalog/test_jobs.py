@@ -238,6 +238,19 @@ def test_deleting_takes_stores_and_internal_streams_and_leaves_sinks(catalog: Ca
     assert catalog.write(segments.drop_unreferenced) == 4
 
 
+def test_a_job_whose_dropped_records_another_reads_is_not_deleted(catalog: Catalog) -> None:
+    make_stream(catalog, partitions=1)
+    make_job(catalog, keep_dropped=True)
+    make_job(catalog, "letters", source="visits-dropped")
+    catalog.write(coordinator.change_job, "visits", "stop")
+    with pytest.raises(StreamInUse, match="'visits-dropped' is in use by letters"):
+        catalog.write(job_creation.delete_job, "visits")
+    assert state_of(catalog) == "stopped"
+    catalog.write(coordinator.change_job, "letters", "stop")
+    catalog.write(job_creation.delete_job, "letters")
+    catalog.write(job_creation.delete_job, "visits")
+
+
 def test_a_job_made_again_has_new_ids(catalog: Catalog) -> None:
     make_stream(catalog)
     ids = set()
