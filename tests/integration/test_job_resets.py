@@ -217,3 +217,32 @@ def test_a_failed_job_goes_on_from_a_start_behind_its_fault(replicas: Serving) -
     wait_until(lambda: api.get("/v1/jobs/sum").json()["caught_up"], 30, "the job has read what is left")
     found = api.get("/v1/streams/sum-out/records?partition=0&from_offset=0").json()["records"]
     assert [record["value"] for record in found] == [{"v": 1}, {"v": 3}]
+
+
+@pytest.mark.services
+def test_a_job_of_two_sub_topologies_counts_from_nothing_again(replicas: Serving) -> None:
+    """What it had sent on to other tasks is gone with their stores: every record counts once."""
+    api = replicas.client("writer")
+    for name in ("left", "right"):
+        api.post("/v1/streams", json={"name": name, "partitions": 2}).raise_for_status()
+        bodies = [{"key": f"{name}-{i}", "value": {"u": f"u{i % 3}"}, "timestamp": i} for i in range(30)]
+        api.post(f"/v1/streams/{name}/records", json={"records": bodies}).raise_for_status()
+    by_user = {"op": "select_key", "key": "value->>'u'"}
+    job = {"name": "users", "source": ["left", "right"], "operators": [by_user, COUNT], "commit_interval_ms": 0}
+
+    def counted() -> dict[str, int]:
+        wait_until(lambda: api.get("/v1/jobs/users?wait=caught_up").json()["caught_up"], 60, "all is read")
+        items = api.get("/v1/stores/users-n/keys").raise_for_status().json()["items"]
+        return {item["key"]: item["value"]["n"] for item in items}
+
+    api.post("/v1/jobs", json=job).raise_for_status()
+    assert counted() == {"u0": 20, "u1": 20, "u2": 20}
+    positions = api.get("/v1/jobs/users").json()["positions"]
+    ends = {at["partition"]: at["end"] for at in positions if at["stream"] == "left"}
+    api.post("/v1/jobs/users:stop?wait=stopped").raise_for_status()
+    start = {"offsets": {"left": {str(partition): end for partition, end in ends.items()}}}
+    reset = api.post("/v1/jobs/users:reset", json={"start": start}).raise_for_status().json()
+    assert {at["position"] for at in reset["positions"] if at["stream"] not in {"left"}} == {0}
+    assert [at["end"] for at in reset["positions"] if at["stream"] == "users-n-repartition"] == [0, 0]
+    api.post("/v1/jobs/users:restart").raise_for_status()
+    assert counted() == {"u0": 10, "u1": 10, "u2": 10}
