@@ -110,6 +110,7 @@ QUERIES = st.builds(
     st.integers(0, 70),
     st.integers(0, 70) | st.just(2**63 - 1),
     st.booleans(),
+    st.just(False),  # open or not: drawn for a named tuple where it is not given
 )
 
 

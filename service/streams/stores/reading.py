@@ -217,8 +217,7 @@ class Few:
                 found += family.read(entries[::-1] if query.reverse else entries)
         if len(found) > limit:
             return None
-        if len(self._families) > 1:
-            found.sort(key=_WITHIN, reverse=query.reverse)
+        found.sort(key=_WITHIN, reverse=query.reverse)
         time = findings.stream_time
         items = [
             Found(_named(entry, query), partition, form.is_final(entry, time))
