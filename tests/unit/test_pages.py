@@ -84,7 +84,7 @@ def test_the_operators_of_their_page_are_operators() -> None:
         before = [session] if body["op"] == "suppress" else []
         JobSpec.parse({"name": "x", "source": "in", "operators": [*before, body]})
     assert len(bodies) == 4
-    assert [JobSpec.parse(block).name for block in blocks if "op" not in block] == ["alerts"]
+    assert [JobSpec.parse(block).name for block in blocks if "op" not in block] == ["payments", "alerts"]
 
 
 def test_each_field_of_a_job_is_on_the_page_of_operators() -> None:

@@ -17,7 +17,6 @@ from pydantic import Field
 from service.streams.operators.declaration import DECLARED, OperatorSpec, StatefulSpec
 
 GROUP: Final = "millrace.operators"
-PLANNED: Final = ("merge", "branch")
 
 
 def _find() -> dict[str, type[OperatorSpec]]:
@@ -42,4 +41,4 @@ if TYPE_CHECKING:
 else:
     AnyOperator = Annotated[Union[tuple(SPECS.values())], Field(discriminator="op")]  # noqa: UP007  not known before
 
-__all__ = ["AVAILABLE", "GROUP", "PLANNED", "SPECS", "AnyOperator", "OperatorSpec", "StatefulSpec"]
+__all__ = ["AVAILABLE", "GROUP", "SPECS", "AnyOperator", "OperatorSpec", "StatefulSpec"]

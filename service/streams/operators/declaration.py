@@ -10,10 +10,11 @@ it runs. Nothing else has to name it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from service.streams.errors import Problem
 from service.streams.operators.fields import OperatorName, Spec
@@ -51,6 +52,13 @@ class OperatorSpec(Spec):
 
     op: str
     name: OperatorName | None = None
+    after: Annotated[
+        OperatorName | None,
+        Field(
+            description="The operator before it in the list whose results it gets; `source`: it gets the records as "
+            "they are read. Absent: the one right before it. One may have several behind it, each with all its results."
+        ),
+    ] = None
 
     changes_key: ClassVar[bool] = False
     """Equal keys may lie in several partitions behind it: who keeps state there needs them repartitioned."""

@@ -425,7 +425,7 @@ class _Routed:
         return Repartitioned(self.to.stream, self.to.targets, done.rows, keys), done.dropped
 
 
-def _gate(position: int, sink: Sink, on_error: OnError) -> Filter | None:
+def _gate(place: int, sink: Sink, on_error: OnError) -> Filter | None:
     if sink.where is None:
         return None
-    return Filter(FilterSpec(op="filter", where=sink.where), gate_name(position), on_error, sink.upstream)
+    return Filter(FilterSpec(op="filter", where=sink.where), gate_name(sink, place), on_error, sink.upstream)

@@ -13,9 +13,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from service.streams.errors import InvalidSpec, Problem, StreamError
-from service.streams.operators import AVAILABLE, PLANNED
+from service.streams.operators import AVAILABLE
 
 _CHOICES = {"source", "sink", "start"}  # fields whose location carries the tag of the shape that was tried
+_OTHERWISE = {
+    "branch": "operators and sinks say with `after` whose results they get, so one may have several behind it",
+    "merge": "give `source` a list",
+}
 _WORDS = {
     "missing": "is required",
     "extra_forbidden": "is not a known field",
@@ -106,6 +110,6 @@ def in_words(finding: Mapping[str, Any]) -> str:
 
 
 def _unknown_operator(op: str) -> str:
-    if op in PLANNED:
-        return f"{op!r} is not available yet; available: {', '.join(AVAILABLE)}"
+    if op in _OTHERWISE:
+        return f"{op!r} is not an operator: {_OTHERWISE[op]}"
     return f"{op!r} is not an operator; available: {', '.join(AVAILABLE)}"

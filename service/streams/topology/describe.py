@@ -56,7 +56,7 @@ def _lines(sub_topology: SubTopology, own: Mapping[str, str]) -> list[_Line]:
         at[i] = _Line("Processor", node.name, about, at[node.parent])
         found.append(at[i])
     for i, sink in enumerate(sub_topology.sinks):
-        found.append(_Line("Sink", gate_name(i), f"topic: {sink.stream}", at[sink.parent]))
+        found.append(_Line("Sink", gate_name(sink, i), f"topic: {sink.stream}", at[sink.parent]))
     for each in sub_topology.repartitions:
         found.append(_Line("Sink", f"{each.name}-sink", f"topic: {each.stream}", at[each.parent]))
     for line in reversed(found):

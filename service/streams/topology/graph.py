@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -39,13 +39,15 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Sink:
     """A stream that results go to, the condition for it, the place of the node whose results these are (None: the
-    records of the source), and what the operators up to there make of them.
+    records of the source), what the operators up to there make of them, and its number among the job's sinks (None: its
+    place here).
     """
 
     stream: str
     where: str | None = None
     parent: int | None = None
     upstream: Upstream = PLAIN
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Topology:
             for sub_topology in self.sub_topologies
             for name in [
                 *(node.name for node in sub_topology.nodes),
-                *(gate_name(i) for i, sink in enumerate(sub_topology.sinks) if sink.where is not None),
+                *(gate_name(sink, i) for i, sink in enumerate(sub_topology.sinks) if sink.where is not None),
                 *(each.name for each in sub_topology.repartitions if each.by is not None),
             ]
         ]
@@ -157,98 +159,95 @@ def compile(  # noqa: A001 - it is what it does
     """
     if found := [*_impossible(spec, partitions)]:
         raise InvalidSpec(found)
-    cutting = _Cutting(spec, partitions, custom)
-    *reaching, results = spec.upstreams()
-    for name, operator, upstream in zip(spec.operator_names, spec.operators, reaching, strict=True):
-        cutting.take(name, operator, upstream)
-    topology = cutting.end(results)
+    topology = _Cutting(spec, partitions, custom).topology()
     if found := [*_own_sinks(spec, topology)]:
         raise InvalidSpec(found)
     return topology
 
 
-class _Cutting:
-    """A chain of operators on its way to sub-topologies: cut where what follows needs records to lie otherwise.
-
-    `_lie_apart`: records with equal keys may be in several partitions.
+class _Results(NamedTuple):
+    """Where results are: in a sub-topology, of the node at this place (None: what it reads). `lie_apart`: those with
+    equal keys may be in several partitions.
     """
+
+    sub_topology: SubTopology
+    place: int | None
+    lie_apart: bool
+
+
+class _Cutting:
+    """A tree of operators on its way to sub-topologies: cut where what follows needs records to lie otherwise."""
 
     def __init__(self, spec: JobSpec, partitions: Mapping[str, int], custom: Collection[str]) -> None:
         self._spec, self._done = spec, list[SubTopology]()
-        self._sources, self._nodes = list(spec.sources), list[Node]()
-        self._partitions = max(partitions[source] for source in spec.sources)
+        sources, most = spec.sources, max(partitions[source] for source in spec.sources)
         if any(isinstance(operator, StatefulSpec) for operator in spec.operators):
-            self._sources = [self._co_partitioned(source, partitions[source]) for source in spec.sources]
-        untrusted = set() if spec.trust_partitions else set(custom).intersection(self._sources)
-        self._lie_apart = bool(untrusted)
+            sources = [self._co_partitioned(source, partitions[source], most) for source in sources]
+        untrusted = set() if spec.trust_partitions else set(custom).intersection(sources)
+        self._source = _Results(self._added(sources, most), None, bool(untrusted))
 
-    def take(self, name: str, operator: OperatorSpec, upstream: Upstream) -> None:
-        """The next operator, behind a cut where it needs one."""
-        if isinstance(operator, RepartitionSpec):
-            self._cut(name, None, operator.partitions or self._partitions, upstream)
-            return
-        if isinstance(operator, StatefulSpec) and self._partitions > 1:
-            by = operator.partitioned_by
-            if by is not None or self._lie_apart:
-                self._cut(name, by, self._partitions, upstream)
-                self._lie_apart = by is not None
-        self._lie_apart = self._lie_apart or operator.changes_key
-        store = _store(self._spec.name, operator) if isinstance(operator, StatefulSpec) else None
-        written = operator.model_dump(mode="json", exclude_none=True)
-        self._nodes.append(Node(name, operator.op, written, store, upstream, self._last))
-
-    def end(self, results: Upstream) -> Topology:
-        """All sub-topologies, the last one with the sinks."""
-        sinks = [Sink(sink.stream, sink.where, self._last, results) for sink in self._spec.sinks]
-        self._add(self._sources, self._nodes, self._partitions, sinks=sinks)
+    def topology(self) -> Topology:
+        """All sub-topologies, each behind those that it reads."""
+        found, count = list[_Results](), len(self._spec.operators)
+        parents, upstreams = self._spec.parents(), self._spec.upstreams()
+        for i, (name, operator) in enumerate(zip(self._spec.operator_names, self._spec.operators, strict=True)):
+            found.append(self._behind(self._of(found, parents[i]), name, operator, upstreams[i]))
+        for number, sink in enumerate(self._spec.sinks):
+            at = self._of(found, parents[count + number])
+            upstream = upstreams[count + number]
+            at.sub_topology.sinks.append(Sink(sink.stream, sink.where, at.place, upstream, number))
         return Topology(self._spec.name, self._done)
 
-    @property
-    def _last(self) -> int | None:
-        return len(self._nodes) - 1 if self._nodes else None
+    def _of(self, found: Sequence[_Results], parent: int | None) -> _Results:
+        return self._source if parent is None else found[parent]
 
-    def _co_partitioned(self, source: str, count: int) -> str:
+    def _behind(self, at: _Results, name: str, operator: OperatorSpec, upstream: Upstream) -> _Results:
+        """What an operator makes of results, behind a cut where it needs one."""
+        count = at.sub_topology.partitions
+        if isinstance(operator, RepartitionSpec):
+            return self._cut(at, name, None, operator.partitions or count, upstream)
+        if isinstance(operator, StatefulSpec) and count > 1:
+            by = operator.partitioned_by
+            if by is not None or at.lie_apart:
+                at = self._cut(at, name, by, count, upstream)._replace(lie_apart=by is not None)
+        store = _store(self._spec.name, operator) if isinstance(operator, StatefulSpec) else None
+        written, nodes = operator.model_dump(mode="json", exclude_none=True), at.sub_topology.nodes
+        nodes.append(Node(name, operator.op, written, store, upstream, at.place))
+        return _Results(at.sub_topology, len(nodes) - 1, at.lie_apart or operator.changes_key)
+
+    def _co_partitioned(self, source: str, count: int, targets: int) -> str:
         """A source as it is, or the stream in which its records lie as those of the others do."""
-        if count == self._partitions:
+        if count == targets:
             return source
-        repartition = Repartition(_repartition(self._spec.name, source), source, self._partitions)
-        self._add([source], [], count, repartitions=[repartition])
+        repartition = Repartition(_repartition(self._spec.name, source), source, targets)
+        self._added([source], count).repartitions.append(repartition)
         return repartition.stream
 
-    def _cut(self, operator: str, by: str | None, targets: int, upstream: Upstream) -> None:
-        repartition = Repartition(_repartition(self._spec.name, operator), operator, targets, by, self._last, upstream)
-        self._add(self._sources, self._nodes, self._partitions, repartitions=[repartition])
-        self._sources, self._nodes, self._partitions = [repartition.stream], [], targets
-        self._lie_apart = False
+    def _cut(self, at: _Results, operator: str, by: str | None, targets: int, upstream: Upstream) -> _Results:
+        repartition = Repartition(_repartition(self._spec.name, operator), operator, targets, by, at.place, upstream)
+        at.sub_topology.repartitions.append(repartition)
+        return _Results(self._added([repartition.stream], targets), None, lie_apart=False)
 
-    def _add(
-        self,
-        sources: list[str],
-        nodes: list[Node],
-        partitions: int,
-        *,
-        sinks: Sequence[Sink] = (),
-        repartitions: Sequence[Repartition] = (),
-    ) -> None:
+    def _added(self, sources: list[str], partitions: int) -> SubTopology:
+        """A sub-topology of nothing yet, behind all others."""
         own = {each.stream: writer.id for writer in self._done for each in writer.repartitions}
-        self._done.append(
-            SubTopology(
-                id=len(self._done),
-                sources=sources,
-                nodes=nodes,
-                sinks=list(sinks),
-                partitions=partitions,
-                dropped=_dropped(self._spec.name) if self._spec.has_dropped else None,
-                keeps_failed_alone=not self._spec.keep_dropped,
-                repartitions=list(repartitions),
-                upstreams=[own[source] for source in sources if source in own],
-            )
+        made = SubTopology(
+            id=len(self._done),
+            sources=sources,
+            nodes=[],
+            sinks=[],
+            partitions=partitions,
+            dropped=_dropped(self._spec.name) if self._spec.has_dropped else None,
+            keeps_failed_alone=not self._spec.keep_dropped,
+            upstreams=[own[source] for source in sources if source in own],
         )
+        self._done.append(made)
+        return made
 
 
-def gate_name(number: int) -> str:
-    """What the condition of a job's sink of this number is called, as an operator."""
-    return f"sink-{number}"
+def gate_name(sink: Sink, place: int) -> str:
+    """What the condition of a sink is called, as an operator; `place`: among those of its sub-topology."""
+    return f"sink-{place if sink.number is None else sink.number}"
 
 
 def form_of(node: Node) -> Form:

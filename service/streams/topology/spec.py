@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import AnyOperator
-from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, Spec, StreamName
+from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, OperatorName, Spec, StreamName
 from service.streams.operators.step import OnError
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology.complaints import complaints
@@ -23,6 +23,7 @@ MAX_OPERATORS = 64
 MAX_SOURCES = 32
 MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
+SOURCE = "source"  # what operators and sinks come after that get the records as they are read
 RESERVED = "Reserved: has no effect yet."
 
 BatchRecords = Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)]
@@ -31,10 +32,13 @@ IdleTime = Annotated[int, Field(ge=1, le=MAX_INT64)]
 
 
 class SinkSpec(Spec):
-    """A stream that results go to: all of them, or those for which `where` is true."""
+    """A stream that results go to: all of them, or those for which `where` is true; of the operator `after`, as an
+    operator says that, by default of the last one.
+    """
 
     stream: StreamName
     where: Condition | None = None
+    after: OperatorName | None = None
 
 
 def _one_or_many(value: object) -> str:
@@ -63,7 +67,11 @@ class JobSpec(Spec):
     ] = "earliest"
     operators: Annotated[
         list[AnyOperator],
-        Field(max_length=MAX_OPERATORS, default_factory=list, description="What records pass, one after the other."),
+        Field(
+            max_length=MAX_OPERATORS,
+            default_factory=list,
+            description="What records pass, one after the other, or as `after` says.",
+        ),
     ]
     sink: Annotated[
         Sink | None,
@@ -149,11 +157,20 @@ class JobSpec(Spec):
         """What each operator is called: as it says, or by its kind and place."""
         return [operator.name or f"{operator.op}-{i}" for i, operator in enumerate(self.operators)]
 
+    def parents(self) -> list[int | None]:
+        """For each operator, and then for each sink, the place of the operator whose results it gets; None: it gets the
+        records of the sources. What is not there is where it would be by default.
+        """
+        names = self.operator_names
+        ends = [len(names)] * len(self.sinks)
+        afters = [operator.after for operator in self.operators] + [sink.after for sink in self.sinks]
+        return [_parent(names[:i], after) for i, after in zip([*range(len(names)), *ends], afters, strict=True)]
+
     def upstreams(self) -> list[Upstream]:
-        """For each operator, and then for the sinks, what those before it make of the records that reach it."""
-        found = [PLAIN]
-        for operator in self.operators:
-            found.append(operator.downstream(found[-1]))
+        """For each operator, and then for each sink, what those before it make of the records that reach it."""
+        found: list[Upstream] = []
+        for parent in self.parents():
+            found.append(PLAIN if parent is None else self.operators[parent].downstream(found[parent]))
         return found
 
 
@@ -167,9 +184,28 @@ def _contradictions(spec: JobSpec) -> Iterator[Problem]:
             pointer = "/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream"
             yield Problem(pointer, f"{sink.stream!r} is a source of the job: it would feed itself")
     yield from unfit_for_sources(spec.start, spec.sources)
+    yield from _after_nothing(spec)
     for i, (operator, upstream) in enumerate(zip(spec.operators, spec.upstreams(), strict=False)):
         for problem in operator.contradictions(upstream):
             yield Problem(f"/operators/{i}{problem.pointer}", problem.detail)
+
+
+def _parent(before: list[str], after: str | None) -> int | None:
+    """The place of an operator among those before; the last one where none is named."""
+    if after in before:
+        return before.index(after)
+    return None if not before or after == SOURCE else len(before) - 1
+
+
+def _after_nothing(spec: JobSpec) -> Iterator[Problem]:
+    """Operators and sinks that get the results of one that is not before them."""
+    names = spec.operator_names
+    afters = [(f"/operators/{i}/after", operator.after, names[:i]) for i, operator in enumerate(spec.operators)]
+    afters += [(f"/sink/{i}/after", sink.after, names) for i, sink in enumerate(spec.sinks)]
+    for pointer, after, before in afters:
+        if after is not None and after not in {*before, SOURCE}:
+            known = ", ".join(map(repr, [*before, SOURCE]))
+            yield Problem(pointer, f"{after!r} is no operator before it; there are {known}")
 
 
 def _repeated(names: list[str], pointer: str, noun: str) -> Iterator[Problem]:

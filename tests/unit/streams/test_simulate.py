@@ -304,3 +304,16 @@ def test_a_failure_that_no_record_caused_points_to_its_operator():
     error = OperatorFailed("full", None, "no")
     spec, _ = compiled(SimulateRequest(job={"operators": [ONCE, full]}))
     assert place_of(error, spec) == "/job/operators/1"
+
+
+def test_each_branch_of_a_tree_gives_what_it_gives_alone():
+    rekeyed = {"op": "select_key", "key": "value->>'id'"}
+    everywhere = {"op": "deduplicate_by_key", "name": "everywhere", "interval_ms": 10}
+    records = [record(f"k{i % 5}", 3 * i, {"id": f"i{i % 7}"}, partition=i % 3) for i in range(40)]
+    sinks = [{"stream": "a", "after": "once"}, {"stream": "b"}, {"stream": "c", "after": "source"}]
+    tree = answer([ONCE, {**rekeyed, "after": "source"}, everywhere], records, job={"sink": sinks})["outputs"]
+    alone = {"a": [ONCE], "b": [rekeyed, everywhere], "c": []}
+    for stream, operators in alone.items():
+        expected = answer(operators, records, job={"sink": stream})["outputs"]
+        assert [each for each in tree if each["stream"] == stream] == expected
+        assert expected

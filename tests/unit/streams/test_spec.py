@@ -148,7 +148,7 @@ def test_unknown_and_missing_operators_are_told_apart():
     found = problems({**JOB, "operators": [{"op": "window"}, {"op": "branch", "name": "n"}, {}, 7]})
     assert list(found) == ["/operators/0/op", "/operators/1/op", "/operators/2/op", "/operators/3"]
     assert "is not an operator" in found["/operators/0/op"]
-    assert "is not available yet" in found["/operators/1/op"]
+    assert "with `after`" in found["/operators/1/op"]
     assert found["/operators/2/op"].startswith("is required: one of aggregate, ")
     assert found["/operators/3"] == "must be an object"
 

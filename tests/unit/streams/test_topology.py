@@ -173,3 +173,41 @@ def test_describe_names_repartition_streams_as_sinks_and_sources():
         "      <-- once\n"
         "\n"
     )
+
+
+TREE = [FILTER, ONCE, {**REKEY, "after": "filter-0"}, {**ONCE, "name": "other"}, {**FILTER, "after": "source"}]
+LEAVES = [{"stream": "a", "after": "once"}, {"stream": "b", "after": "other", "where": "true"}, {"stream": "c"}]
+
+
+def test_one_operator_may_have_several_behind_it():
+    first, second = compiled(*TREE, sink=LEAVES).sub_topologies
+    assert [(node.name, node.parent) for node in first.nodes] == [
+        ("filter-0", None),
+        ("once", 0),
+        ("select_key-2", 0),
+        ("filter-4", None),
+    ]
+    assert [(each.stream, each.parent) for each in first.repartitions] == [("visits-other-repartition", 2)]
+    assert [(sink.stream, sink.parent, sink.number) for sink in first.sinks] == [("a", 1, 0), ("c", 3, 2)]
+    assert [(sink.stream, sink.parent, sink.number) for sink in second.sinks] == [("b", 0, 1)]
+    assert compiled(*TREE, sink=LEAVES).dropping() == [*(node.name for node in first.nodes), "other", "sink-1"]
+
+
+def test_each_branch_knows_what_those_before_it_make_of_its_records():
+    count = {"op": "aggregate", "name": "n", "aggregates": {"n": {"fn": "count"}}}
+    (only,) = compiled(
+        count, FILTER, {**FILTER, "after": "source"}, sink=[{"stream": "a", "after": "n"}]
+    ).sub_topologies
+    assert [node.upstream.is_table for node in only.nodes] == [False, True, False]
+    assert [sink.upstream.is_table for sink in only.sinks] == [True]
+
+
+def test_what_comes_after_something_that_is_not_before_it_is_pointed_at():
+    found = problems_of([{**FILTER, "after": "once"}, ONCE], sink=[{"stream": "a", "after": "nope"}])
+    assert found == ["/operators/0/after", "/sink/0/after"]
+
+
+def problems_of(operators, **fields):
+    with pytest.raises(InvalidSpec) as caught:
+        compiled(*operators, **fields)
+    return [problem.pointer for problem in caught.value.errors]
