@@ -4,7 +4,6 @@ becomes an answer (500).
 Knows headers and time spent. Refuses to know routes, and bodies (`service.incoming`).
 """
 
-import random
 import re
 import time
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import prometheus
 from service.incoming import IncomingBody
-from service.problems import problem
+from service.problems import new_request_id, problem
 from service.settings import Settings
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -89,11 +88,6 @@ def given_request_id(fields: Iterable[tuple[bytes, bytes]]) -> str | None:
             if _REQUEST_ID.fullmatch(given):
                 return str(given)
     return None
-
-
-def new_request_id() -> str:
-    """Of a caller who gave none. It only has to differ from others: no system call."""
-    return f"{random.getrandbits(128):032x}"
 
 
 def _draining(request: Request) -> Response:

@@ -15,7 +15,6 @@ parser and framework (ADR 14).
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ import structlog
 from service import prometheus
 from service.incoming import MAX_LEFT_OVER_BYTES
 from service.one_write import OneWrite
-from service.problems import MEDIA_TYPE, phrase, problem_body
+from service.problems import MEDIA_TYPE, new_request_id, phrase, problem_body
 from service.settings import Settings
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and fields; also trailers, and the extensions of a chunk
@@ -375,7 +374,7 @@ class Connection(OneWrite):
         self.transport.close()
 
     def _answer(self, status: int, code: str, detail: str) -> bytes:
-        request_id = f"{random.getrandbits(128):032x}"
+        request_id = new_request_id()
         path = self.url.partition(b"?")[0].decode("latin-1") if len(self.url) < 1_000 else ""
         body = problem_body(status, code, detail, instance=path, request_id=request_id)
         lines = [

@@ -4,6 +4,7 @@ Knows the tree of `StreamError`, the few foreign errors a request may meet, and 
 why an error happened: its message is the detail.
 """
 
+import random
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -50,7 +51,13 @@ STATUS: dict[type[Exception], int] = {
     StreamError: 500,
 }
 _PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}  # as of RFC 9110; Python learns them in 3.13
+_REQUEST_IDS = random.Random()  # noqa: S311  of its own: whoever seeds the common one gets the sequence that it asked for
 _CODES = {400: "bad_request", 404: "no_such_route", 405: "method_not_allowed", 503: "unavailable"}
+
+
+def new_request_id() -> str:
+    """Of a caller who gave none. It only has to differ from others: no system call."""
+    return f"{_REQUEST_IDS.getrandbits(128):032x}"
 
 
 class ProblemError(HTTPException):

@@ -19,10 +19,10 @@ from service import prometheus
 from service.api.lookup_answers import as_json
 from service.api.lookup_requests import DEFAULT_LIMIT, TYPES, Kind
 from service.auth import is_known
-from service.border import given_request_id, new_request_id
+from service.border import given_request_id
 from service.lookups import Look, Lookups
 from service.payloads import JSON
-from service.problems import ProblemError
+from service.problems import ProblemError, new_request_id
 from service.streams.errors import StreamError
 from service.streams.stores.reading import Query as StoreQuery
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import re
 import socket
 import time
@@ -14,6 +15,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.running import wait_until
 from service.catalog import jobs, totals
+from service.problems import new_request_id
 from tests.serving import Serving, serving
 
 LIMIT = 20_000
@@ -315,3 +317,10 @@ def test_requests_are_counted_by_route_and_not_by_path(api: httpx.Client) -> Non
     assert exposition.headers["Content-Type"].startswith("text/plain")
     assert 'millrace_http_requests_total{method="GET",route="/v1/jobs/{job}",status="404"}' in exposition.text
     assert "some-name" not in exposition.text
+
+
+def test_ids_of_requests_take_nothing_from_the_common_random_numbers() -> None:
+    """Who seeds those gets the sequence that was asked for, whatever a service in the same process answers."""
+    before = random.getstate()
+    assert new_request_id() != new_request_id()
+    assert random.getstate() == before
