@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from service.streams.errors import Problem
-from service.streams.operators.fields import OperatorName, Spec
+from service.streams.operators.fields import OperatorName, Spec, is_absent
 from service.streams.operators.step import OnError, Stateful, Stateless
 from service.streams.operators.upstream import Upstream
 from service.streams.records import Layout, StoreSpec, StoreType
@@ -55,8 +55,9 @@ class OperatorSpec(Spec):
     after: Annotated[
         OperatorName | None,
         Field(
+            exclude_if=is_absent,
             description="The operator before it in the list whose results it gets; `source`: it gets the records as "
-            "they are read. Absent: the one right before it. One may have several behind it, each with all its results."
+            "they are read. Absent: the one right before it. One may have several behind it, all with all its results.",
         ),
     ] = None
 

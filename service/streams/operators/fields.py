@@ -28,6 +28,11 @@ def absent_stays(schema: JsonDict) -> None:
         each.pop("default", None)
 
 
+def is_absent(value: object) -> bool:
+    """Whether a field that came later is not there: then it is not shown either, and a body stays equal to itself."""
+    return value is None
+
+
 class Spec(BaseModel):
     """A part of a specification: immutable, strict, and without unknown fields."""
 

@@ -13,7 +13,16 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import AnyOperator
-from service.streams.operators.fields import JOB_NAME, MAX_INT64, Condition, Duration, OperatorName, Spec, StreamName
+from service.streams.operators.fields import (
+    JOB_NAME,
+    MAX_INT64,
+    Condition,
+    Duration,
+    OperatorName,
+    Spec,
+    StreamName,
+    is_absent,
+)
 from service.streams.operators.step import OnError
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.topology.complaints import complaints
@@ -38,7 +47,7 @@ class SinkSpec(Spec):
 
     stream: StreamName
     where: Condition | None = None
-    after: OperatorName | None = None
+    after: Annotated[OperatorName | None, Field(exclude_if=is_absent)] = None
 
 
 def _one_or_many(value: object) -> str:

@@ -235,7 +235,7 @@ def test_the_where_of_a_sink_does_what_a_filter_does_there(operators, expected):
 def test_the_alert_of_kip_328_fires_for_windows_with_too_little_in_them_alone():
     page = (Path(__file__).parents[3] / "docs" / "operators.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
-    (alerts,) = [block for block in blocks if "operators" in block]
+    (alerts,) = [block for block in blocks if block.get("name") == "alerts"]
     few = [("few", 1), ("few", 119_999)]
     healthy = [("healthy", t) for t in (1, 2, 3, 4)]
     assert ran(alerts["operators"], *few, *healthy, ("later", 500_000)) == [("few", 0, {"n": 2}, 119_999)]

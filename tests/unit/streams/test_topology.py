@@ -207,6 +207,16 @@ def test_what_comes_after_something_that_is_not_before_it_is_pointed_at():
     assert found == ["/operators/0/after", "/sink/0/after"]
 
 
+def test_a_job_shows_after_where_it_was_said_alone():
+    body = {"name": "x", "source": "in", "operators": [FILTER, {**FILTER, "after": "source"}], "sink": LEAVES[2:]}
+    shown = JobSpec.parse(body).to_json()
+    assert [each.get("after", "nothing") for each in (*shown["operators"], *shown["sink"])] == [
+        "nothing",
+        "source",
+        "nothing",
+    ]
+
+
 def problems_of(operators, **fields):
     with pytest.raises(InvalidSpec) as caught:
         compiled(*operators, **fields)
