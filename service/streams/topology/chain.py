@@ -393,9 +393,8 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
     try:
         spec: OperatorSpec = _SPECS.validate_python(node.spec)
     except ValidationError as error:
-        raise OperatorUnavailable(
-            node.name, "; ".join(problem.detail for problem in complaints(error, node.spec))
-        ) from error
+        details = "; ".join(problem.detail for problem in complaints(error))
+        raise OperatorUnavailable(node.name, details) from error
     return spec.runner(node.name, on_error, node.upstream)
 
 

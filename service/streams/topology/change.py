@@ -15,7 +15,7 @@ from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators.fields import Duration, OperatorName, Spec, absent_stays
 from service.streams.operators.step import OnError
 from service.streams.operators.suppress import BufferSpec, SuppressSpec
-from service.streams.topology.complaints import complaints, pointer
+from service.streams.topology.complaints import complaints, pointer, validated
 from service.streams.topology.spec import MAX_OPERATORS, BatchRecords, IdleTime, JobSpec, Parallelism
 
 # What no slot at work takes over: who runs the job, what becomes of records that fail, which streams there are.
@@ -50,10 +50,7 @@ class JobChange(Spec):
     @classmethod
     def parse(cls, body: object) -> Self:
         """A change from decoded JSON. Raises InvalidSpec with the pointer of every problem found."""
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise InvalidSpec(complaints(error, body)) from error
+        return validated(cls, body)
 
     def needs_stop(self, spec: JobSpec) -> bool:
         """Whether it changes what no slot at work takes over."""
@@ -92,5 +89,5 @@ def _rebuffer(operators: dict[str, SuppressSpec], name: str, buffer: BufferSpec)
         operators[name] = SuppressSpec.model_validate(body)
     except ValidationError as error:
         at = pointer("buffers", name)
-        return [Problem(at + fault.pointer.removeprefix("/buffer"), fault.detail) for fault in complaints(error, body)]
+        return [Problem(at + fault.pointer.removeprefix("/buffer"), fault.detail) for fault in complaints(error)]
     return []

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from service.streams.errors import InvalidSpec, Problem, StreamError
 from service.streams.operators import AVAILABLE
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _CHOICES = {"source", "sink", "start"}  # fields whose location carries the tag of the shape that was tried
 _OTHERWISE = {
@@ -48,7 +50,15 @@ _WORDS = {
 }
 
 
-def complaints(error: ValidationError, body: object) -> list[Problem]:
+def validated(model: type[Model], body: object) -> Model:
+    """Decoded JSON as a model. Raises InvalidSpec with the pointer of every problem found."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise InvalidSpec(complaints(error)) from error
+
+
+def complaints(error: ValidationError) -> list[Problem]:
     """Every finding as a Problem, in the order of the fields."""
     return [Problem(_pointer(finding), _detail(finding)) for finding in error.errors(include_url=False)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag
 
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import AnyOperator
@@ -25,7 +25,7 @@ from service.streams.operators.fields import (
 )
 from service.streams.operators.step import OnError
 from service.streams.operators.upstream import PLAIN, Upstream
-from service.streams.topology.complaints import complaints
+from service.streams.topology.complaints import validated
 from service.streams.topology.starts import Start, unfit_for_sources
 
 MAX_OPERATORS = 64
@@ -132,10 +132,7 @@ class JobSpec(Spec):
     @classmethod
     def parse(cls, body: object) -> Self:
         """A specification from decoded JSON. Raises InvalidSpec with the pointer of every problem found."""
-        try:
-            spec = cls.model_validate(body)
-        except ValidationError as error:
-            raise InvalidSpec(complaints(error, body)) from error
+        spec = validated(cls, body)
         if found := list(_contradictions(spec)):
             raise InvalidSpec(found)
         return spec

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from service.streams.errors import InvalidSpec, Problem
+from service.streams.errors import Problem
 from service.streams.operators.fields import MAX_INT64, Spec, StreamName
-from service.streams.topology.complaints import complaints, pointer
+from service.streams.topology.complaints import pointer, validated
 
 _PARTITION = r"^(0|[1-9][0-9]{0,8})$"
 _CLOSED: dict[str, Any] = {"additionalProperties": False}  # a pattern of names alone admits any others in JSON Schema
@@ -90,10 +90,7 @@ class ResetRequest(Spec):
     @classmethod
     def parse(cls, body: object) -> Self:
         """A request from decoded JSON. Raises InvalidSpec with the pointer of every problem found."""
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise InvalidSpec(complaints(error, body)) from error
+        return validated(cls, body)
 
 
 def unfit_for_sources(start: Start, sources: Sequence[str]) -> Iterator[Problem]:
