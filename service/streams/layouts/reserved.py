@@ -6,6 +6,9 @@ It knows these keys, all of them, so that no two operators' meanings meet; it re
 0x02 "records"   how far stream time would be by records alone, while it is ahead of that
 0x02 "last"      the highest end of all windows that the operator ever had
 0x02 "totals"    records and bytes in the buffer of suppress
+0x02 "closed"    up to where windows are closed, while that is not simply stream time less the operator's delay
+0x02 "floor"     entries whose own time is below it are absent
+0x02 "begins"    where the store began anew: windows that begin before it take no records
 0x02 "backlog"   what is still to be done of what the operator was given (`backlog`)
 """
 
@@ -25,6 +28,9 @@ OBS_KEY: Final = b"\x02obs"
 RECORD_TIME_KEY: Final = b"\x02records"
 LAST_END_KEY: Final = b"\x02last"
 TOTALS_KEY: Final = b"\x02totals"
+CLOSED_KEY: Final = b"\x02closed"
+FLOOR_KEY: Final = b"\x02floor"
+BEGINS_KEY: Final = b"\x02begins"
 BACKLOG_KEY: Final = b"\x02backlog"
 
 
@@ -36,6 +42,12 @@ def pack_time(time: int) -> bytes:
 def unpack_time(value: bytes) -> int:
     """The inverse of `pack_time`."""
     return int(struct.unpack("<q", value)[0])
+
+
+def time_at(key: bytes, state: StateReader) -> int | None:
+    """The time that a store has under a reserved key; None where it has none."""
+    packed = state.get(key)
+    return unpack_time(packed) if packed else None
 
 
 def stream_time(state: StateReader) -> int:

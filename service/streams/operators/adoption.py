@@ -1,0 +1,52 @@
+"""How a store goes over from one version of its operator to the next: what the change would otherwise undo is written.
+
+It knows what holds for ever, whatever the parameters become: what was closed stays closed, what was over stays absent,
+and a store that begins anew has missed what was before. It refuses to know operators and versions.
+
+A lower delay closes more, a higher one would open again what came out as closed: so where the old operator had closed
+to is kept until the new one has closed as far (`closed_to`). A longer interval would revive entries that some replicas
+have deleted and others have not yet: so the old one leaves a `floor`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from service.streams import clock
+from service.streams.layouts.changelog import change, changelog_of
+from service.streams.layouts.reserved import BEGINS_KEY, CLOSED_KEY, FLOOR_KEY, pack_time, stream_time, time_at
+from service.streams.records import StateReader
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What a store must know of the version before, all in ms, None where there is nothing to know.
+
+    `delay_ms`: what the old operator took off stream time to have what is closed. `kept_ms`: how long its entries
+    lived after their own time. `begins_at`: the store is a new one, and begins at this stream time.
+    """
+
+    delay_ms: int | None = None
+    kept_ms: int | None = None
+    begins_at: int | None = None
+
+
+def adopt(state: StateReader, handover: Handover) -> pa.RecordBatch | None:
+    """What a store has to learn (CHANGELOG_SCHEMA) before the new version runs over it; None: nothing.
+
+    Where one change follows another without a record between them, `closed_to` stays what it was: nothing was closed
+    or emitted meanwhile. A store that begins anew is empty; in every other `begins_at` is None.
+    """
+    if handover.begins_at is not None:
+        return changelog_of([change(BEGINS_KEY, pack_time(handover.begins_at))], handover.begins_at)
+    now = stream_time(state)
+    if now == clock.NOT_STARTED:
+        return None
+    parts = []
+    if handover.delay_ms is not None and time_at(CLOSED_KEY, state) is None:
+        parts.append(change(CLOSED_KEY, pack_time(now - handover.delay_ms)))
+    if handover.kept_ms is not None:
+        before, floor = time_at(FLOOR_KEY, state), now - handover.kept_ms
+        if before is None or before < floor:
+            parts.append(change(FLOOR_KEY, pack_time(floor)))
+    return changelog_of(parts, None)

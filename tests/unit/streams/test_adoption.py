@@ -1,0 +1,60 @@
+"""What a store learns before another version of its operator runs over it."""
+
+import pytest
+
+from service.streams.layouts.reserved import BEGINS_KEY, CLOSED_KEY, FLOOR_KEY, OBS_KEY, pack_time, unpack_time
+from service.streams.operators.adoption import Handover, adopt
+from tests.task import DictState
+
+RESERVED = {OBS_KEY: "obs", CLOSED_KEY: "closed_to", FLOOR_KEY: "floor", BEGINS_KEY: "begins_at"}
+
+
+def store(**times):
+    return DictState({key: pack_time(times[name]) for key, name in RESERVED.items() if name in times})
+
+
+def learned(state, handover):
+    changes = adopt(state, handover)
+    if changes is None:
+        return {}
+    keys, values = (changes.column(name).to_pylist() for name in ("key", "value"))
+    assert keys == sorted(set(keys))
+    return {RESERVED[key]: unpack_time(value) for key, value in zip(keys, values, strict=True)}
+
+
+def test_where_the_old_operator_had_closed_to_is_kept():
+    assert learned(store(obs=1_000), Handover(delay_ms=100)) == {"closed_to": 900}
+
+
+def test_closing_before_the_first_window_is_kept_too():
+    assert learned(store(obs=1_000), Handover(delay_ms=5_000)) == {"closed_to": -4_000}
+
+
+def test_a_second_change_without_a_record_between_leaves_closed_to_as_it_is():
+    assert learned(store(obs=1_000, closed_to=700), Handover(delay_ms=0)) == {}
+
+
+def test_entries_that_the_old_interval_had_expired_stay_absent():
+    assert learned(store(obs=1_000), Handover(kept_ms=300)) == {"floor": 700}
+
+
+@pytest.mark.parametrize(("stored", "floor"), [(699, {"floor": 700}), (700, {}), (800, {})])
+def test_a_floor_never_falls(stored, floor):
+    assert learned(store(obs=1_000, floor=stored), Handover(kept_ms=300)) == floor
+
+
+def test_both_are_written_in_the_order_of_a_changelog():
+    assert learned(store(obs=1_000), Handover(delay_ms=10, kept_ms=20)) == {"closed_to": 990, "floor": 980}
+
+
+def test_a_store_without_a_record_has_closed_and_expired_nothing():
+    assert learned(store(), Handover(delay_ms=10, kept_ms=20)) == {}
+
+
+def test_nothing_to_hand_over_changes_nothing():
+    assert learned(store(obs=1_000), Handover()) == {}
+
+
+@pytest.mark.parametrize("time", [0, 1_000])
+def test_a_store_that_begins_anew_has_the_time_of_its_task_and_missed_what_was_before(time):
+    assert learned(store(), Handover(begins_at=time)) == {"obs": time, "begins_at": time}
