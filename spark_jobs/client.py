@@ -22,10 +22,11 @@ from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 import orjson
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
 from urllib3.exceptions import HTTPError
 
+from service import backoff
 from service.protocol import (
     MAX_WAIT_MS,
     ChunkRange,
@@ -188,7 +189,7 @@ class Api:
     def _repeat(self, method: str, path: str, content: bytes | None, wait_s: float, patience_s: float) -> bytes:
         attempts = Retrying(
             retry=retry_if_exception_type(Unreachable),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            wait=backoff.exponential(0.05, 1),
             stop=stop_after_delay(patience_s),
             reraise=True,
         )

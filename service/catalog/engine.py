@@ -29,12 +29,14 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import BigInteger, Engine, create_engine, event, func, select
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
+from service import backoff
 from service.catalog.tables import MetaRow, new_id
 from service.streams.errors import CatalogUnavailable
 
@@ -116,6 +118,9 @@ class Catalog:
         self._callbacks: list[OnWake] = []
         self._listener: _Listener | None = None
         self._origin = new_id()
+        self._is_closed = False
+        for pool in {self._writer.pool, self._reader.pool}:  # Postgres has one
+            event.listen(pool, "checkin", self._close_when_late)
 
     def write(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work(session, ...)` in one transaction and commit it; then wake the topics it named."""
@@ -138,11 +143,18 @@ class Catalog:
             self._listener = _Listener(self._writer, self._origin, self._wake)
 
     def close(self) -> None:
-        """Stop listening and close every connection."""
+        """Stop listening and close every connection; one in use, by a thread that nobody waits for, when it is free."""
         if self._listener is not None:
             self._listener.stop()
+        self._is_closed = True
         self._writer.dispose()
         self._reader.dispose()
+
+    def _close_when_late(self, connection: DBAPIConnection | None, _record: object) -> None:
+        if (
+            self._is_closed and connection is not None
+        ):  # the pool that it comes back to was given up, and would leave it to the garbage collector
+            connection.close()
 
     @cached_property
     def lineage(self) -> str:
@@ -229,7 +241,7 @@ def _repeat(attempt: Callable[[], R]) -> R:
         again = Retrying(  # made when it is needed: making it takes longer than many an attempt
             retry=retry_if_exception(_was_undone),
             stop=stop_after_attempt(7),
-            wait=wait_random_exponential(0.005, max=0.5),
+            wait=backoff.exponential(0.005, 0.5),
             reraise=True,
         )
         return again(attempt)

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 import structlog
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
-from service import prometheus
+from service import backoff, prometheus
 from service.catalog.engine import Catalog
 from service.catalog.segments import register_segments
 from service.catalog.tables import StreamRow
@@ -351,7 +351,7 @@ class AppendBuffer:
             again = Retrying(
                 retry=retry_if_exception_type(CatalogUnavailable),
                 stop=stop_after_delay(UNKNOWN_OUTCOME_S),
-                wait=wait_random_exponential(0.05, max=1),
+                wait=backoff.exponential(0.05, 1),
                 reraise=True,
             )
             return again(write, publish_group, segment_id, segment, group, lineage)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -114,6 +117,26 @@ def test_a_connection_lost_before_the_commit_is_taken_again(catalog: Catalog) ->
 
     catalog.write(work)
     assert catalog.read(streams.get_stream, "clicks").partitions == 1
+
+
+def test_a_connection_that_is_in_use_at_the_end_is_closed_when_it_comes_back(catalog: Catalog) -> None:
+    """A round that nobody waits for may be under way; the pool that it came from is gone by then."""
+    is_in_use, may_end = threading.Event(), threading.Event()
+
+    def work(s: Session) -> Any:
+        connection = s.connection().connection.dbapi_connection
+        is_in_use.set()
+        assert may_end.wait(30)
+        return connection
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(catalog.read, work)
+        assert is_in_use.wait(30)
+        catalog.close()
+        may_end.set()
+        connection = late.result()
+    with pytest.raises((psycopg.OperationalError, sqlite3.ProgrammingError), match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_a_connection_lost_in_the_commit_leaves_the_outcome_open(

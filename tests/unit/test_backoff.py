@@ -1,0 +1,28 @@
+"""How long a retry waits."""
+
+import random
+
+from tenacity import RetryCallState, Retrying
+
+from service import backoff
+
+
+def attempt(number: int) -> RetryCallState:
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = number
+    return state
+
+
+def test_the_range_doubles_with_each_attempt_up_to_the_most() -> None:
+    wait = backoff.exponential(0.05, 1.0)
+    for number, most in enumerate((0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0), start=1):
+        waits = [wait(attempt(number)) for _ in range(200)]
+        assert all(0 <= each <= most for each in waits)
+        assert max(waits) > most / 2
+
+
+def test_it_takes_nothing_from_the_common_random_numbers() -> None:
+    """Who seeds those gets the sequence that was asked for, whatever a service in the same process tries again."""
+    wait, before = backoff.exponential(0.05, 1.0), random.getstate()
+    assert len({wait(attempt(3)) for _ in range(9)}) > 1
+    assert random.getstate() == before
