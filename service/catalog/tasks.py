@@ -55,9 +55,11 @@ class Assigned:
     @property
     def unread(self) -> list[tuple[int, TaskInput, int]]:
         """The number of each input that has something, the input, and up to where to read it: what came after a flush
-        was asked for waits for it, so that it closes what was open then, and ends.
+        was asked for waits for it, so that it closes what was open then, and ends. Of several inputs each is read on:
+        what lies behind the mark of one may come before what another has in front of its own.
         """
-        ends = [at.end for at in self.inputs] if self.flush_at is None else self.flush_at
+        marks = self.flush_at if len(self.inputs) == 1 else None
+        ends = marks or [at.end for at in self.inputs]
         read = enumerate(zip(self.inputs, ends, strict=True))
         return [(number, at, end) for number, (at, end) in read if at.has_work and at.position < end]
 

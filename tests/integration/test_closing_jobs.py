@@ -184,6 +184,35 @@ def test_what_one_task_lets_out_is_closed_by_those_behind_a_repartition(world: W
     assert found == [("a", 1_000, 1, closes), ("b", 1_200, 1, closes), ("c", 1_300, 1, closes)]
 
 
+def test_a_flush_of_two_sources_ends_under_steady_input(world: World) -> None:
+    """One source is ahead of the other, so each waits for what comes behind the other's mark."""
+    name = f"closing{next(NUMBERS)}"
+    sources = [f"{name}-early", f"{name}-late"]
+    for source in sources:
+        world.call("POST", "/v1/streams", json={"name": source, "partitions": 1})
+    job = {"name": name, "source": sources, "operators": [FINAL_VISITS], "sink": f"{name}-out"}
+    world.call("POST", "/v1/jobs", json=job | {"commit_interval_ms": 0})
+    times = count(1_000, 1_000)
+
+    def post() -> None:
+        now = next(times)
+        for source, ahead in zip(sources, (0, 500), strict=True):
+            records = [{"key": f"{source}-{now}-{i}", "timestamp": now + ahead + i, "value": {}} for i in range(3)]
+            world.call("POST", f"/v1/streams/{source}/records", json={"records": records})
+
+    post()
+    before = world.flush(name)
+    assert before["is_flushing"]
+
+    def is_over() -> bool:
+        post()
+        return not world.call("GET", f"/v1/jobs/{name}")["is_flushing"]
+
+    wait_until(is_over, 30, f"the flush of {name}")
+    keys = {final[0] for final in world.finals(name)}
+    assert keys >= {f"{source}-1000-{i}" for source in sources for i in range(3)}
+
+
 def test_flushing_gives_what_simulate_gives_for_the_same_advance(world: World) -> None:
     job = world.job(VISITS, FINAL)
     records = [(f"k{i % 7}", 1_000 + 137 * i % 5_000) for i in range(60)]

@@ -594,6 +594,37 @@ def test_a_flush_asked_for_again_begins_again(
     assert advancing(worker.tasks()) == ["0_0", "0_1", "1_0", "1_1"]
 
 
+def test_a_flush_of_several_inputs_reads_on_until_each_is_past_its_mark_and_ends_under_steady_input(
+    catalog: Catalog,
+) -> None:
+    """What lies behind the mark of one input may come before what another has not read up to its own."""
+    sources = [make_stream(catalog, name, partitions=1) for name in ("clicks", "views")]
+    worker = slot(catalog, join(catalog), make_job(catalog, source=["clicks", "views"]))
+    for source in sources:
+        post(catalog, source, {0: 3})
+    catalog.write(job_states.flush_job, "visits")
+    task = task_of(worker, "0_0")
+    accept(worker, replace(commit_of(task), positions=[Move(0, 0, 3, 700), Move(1, 0, 1, 100)]))
+    for source in sources:
+        post(catalog, source, {0: 5})
+    task = task_of(worker, "0_0")
+    assert [(at.position, at.end) for at in task.inputs] == [(3, 8), (1, 8)]
+    assert (task.advance, given_ranges(task)) == (None, [(0, 3, 8), (1, 1, 8)])
+    accept(worker, replace(commit_of(task), positions=[Move(0, 3, 5, 800), Move(1, 1, 4, 800)]))
+    for to in (9_000, None):
+        post(catalog, sources[0], {0: 5})
+        task = task_of(worker, "0_0")
+        assert (task.advance, task.work) == ("flush", [])
+        accept(worker, commit_of(task, advance=Advanced(to, "flush")))
+    assert given_ranges(task_of(worker, "0_0")) == [(0, 5, 18), (1, 4, 8)]
+    assert not catalog.read(jobs.is_flushing, worker.joined.job.id)
+
+
+def given_ranges(task: AssignedTask) -> list[tuple[int, int, int]]:
+    """(input, start, end) of what a task is given."""
+    return [(at.input, at.start, at.end) for at in task.work]
+
+
 def test_silence_closes_stage_after_stage(catalog: Catalog, clicks: StreamRow) -> None:
     job = make_job(catalog, operators=[SPREAD, ONCE], idle_close_after_ms=IDLE_MS)
     worker = slot(catalog, join(catalog), job)
