@@ -1,8 +1,7 @@
 """Ranges of a repartition chunk: which of its records are for which target, and where their bytes lie.
 
-It knows the packed form that `chunks.ranges` and `ChunkMeta.ranges` hold, and how the entry of one target is cut out of
-it. It refuses to know how records are laid out in bytes (`service.storage.segments`) and how far a target has read
-(`service.catalog`).
+It knows the packed form that `chunks.ranges` and `ChunkMeta.ranges` hold. It refuses to know how records lie in bytes
+(`service.storage.segments`) and how far a target has read (`service.catalog`).
 
 A chunk of a repartition log holds the records of one commit, target after target. Each target that has records has
 one range: a slice of the chunk's rows, and so of its offsets, as one message of its own.
@@ -53,12 +52,3 @@ def is_whole(packed: bytes, records: int, byte_length: int) -> bool:
     places, lengths = ranges["byte_offset"], ranges["byte_length"]
     is_inside = bool((places >= 0).all() and (lengths >= 0).all() and (places <= byte_length - lengths).all())
     return is_in_order and is_gapless and is_inside
-
-
-def of_target(packed: bytes, target: int) -> bytes | None:
-    """The one range that is for a target, packed; None where the chunk has nothing for it."""
-    targets = unpack(packed)["target"]
-    place = int(targets.searchsorted(target))
-    if place == len(targets) or targets[place] != target:
-        return None
-    return packed[place * RANGE.itemsize : (place + 1) * RANGE.itemsize]

@@ -33,6 +33,7 @@ from spark_jobs.reading import ChunkReader
 from spark_jobs.work import GoOn, Outcome, Routes, Run, TaskRunner, next_work, read_batch
 from tests import naive_repartition
 from tests.naive_repartition import Log, Row, Stage
+from tests.target_ranges import of_target
 from tests.task import DictState, rows_of, shown
 
 Record = dict[str, Any]
@@ -292,7 +293,7 @@ class WholeJob:
                 break
             first, rows, own = chunk.first_offset, chunk.records, chunk
             if head.sub_log is not None:
-                packed = ranges.of_target(chunk.ranges or b"", head.sub_log)
+                packed = of_target(chunk.ranges, head.sub_log)
                 if packed is None:
                     end = chunk.end_offset
                     continue
@@ -349,7 +350,7 @@ class WholeJob:
             int(entry["rows"])
             for source in task.sources
             for chunk in self.logs[source[:2]].chunks
-            for entry in ranges.unpack(ranges.of_target(chunk.ranges or b"", source.target or 0) or b"")
+            for entry in ranges.unpack(of_target(chunk.ranges, source.target or 0) or b"")
         )
         return there - len(task.taken)
 

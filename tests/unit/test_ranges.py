@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.ranges import RANGE, of_target, pack, unpack
+from service.ranges import RANGE, pack, unpack
 
 
 def ranges_of(*targets: int) -> bytes:
@@ -17,19 +17,11 @@ def ranges_of(*targets: int) -> bytes:
     return pack(found)
 
 
-def test_a_target_gets_its_own_range_and_no_other() -> None:
+def test_ranges_come_back_as_they_were_packed() -> None:
     packed = ranges_of(0, 3, 63)
-    cut = of_target(packed, 3)
-    assert cut is not None
-    assert len(cut) == RANGE.itemsize == 56
-    assert unpack(cut)[["target", "first_row", "rows", "crc32"]].tolist() == [(3, 1, 2, 2**32 - 1)]
-    assert of_target(cut, 3) == cut
-
-
-@pytest.mark.parametrize("target", [1, 2, 4, 64])
-def test_a_target_without_records_has_no_range(target: int) -> None:
-    assert of_target(ranges_of(0, 3, 63), target) is None
-    assert of_target(b"", target) is None
+    assert len(packed) == 3 * RANGE.itemsize == 3 * 56
+    found = unpack(packed)[["target", "first_row", "rows", "crc32"]].tolist()
+    assert found == [(0, 0, 1, 2**32 - 1), (3, 1, 2, 2**32 - 1), (63, 3, 3, 2**32 - 1)]
 
 
 def test_bytes_that_are_no_ranges_are_refused() -> None:

@@ -29,6 +29,7 @@ from spark_jobs.commits import SegmentWriter
 from spark_jobs.reading import ChunkReader
 from spark_jobs.tasks import StreamTask
 from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
+from tests.target_ranges import of_target
 from tests.task import DictState, rows_of, shown
 
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1000}
@@ -463,7 +464,7 @@ def rekeyed(storage: Storage, source: Batch, own: int = 1) -> tuple[Outcome, Chu
 
 
 def for_target(chunk: Chunk, target: int) -> Chunk:
-    return msgspec.structs.replace(chunk, ranges=ranges.of_target(chunk.ranges or b"", target))
+    return msgspec.structs.replace(chunk, ranges=of_target(chunk.ranges, target))
 
 
 def test_each_target_reads_its_own_range_with_the_time_that_its_source_task_had_reached(storage: Storage) -> None:
@@ -481,7 +482,7 @@ def test_each_target_reads_its_own_range_with_the_time_that_its_source_task_had_
             found[target] = [
                 (row["key"], row["timestamp"], time) for row, time in zip(rows, part.aligned_at.tolist(), strict=True)
             ]
-    everything = [each for of_target in found.values() for each in of_target]
+    everything = [each for records in found.values() for each in records]
     reached = [5, 5, 9, 9, 9, 12, 12, 12]
     assert sorted(everything) == list(zip("abcdefgh", times, reached, strict=True))
     for target, records in found.items():
