@@ -41,7 +41,7 @@ from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
 from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
 from service.streams.measures import spread
-from service.streams.partitioner import sink_partition_of
+from service.streams.partitioner import split_by_partition
 from service.streams.records import REPARTITION_SCHEMA, StateReader, as_records
 from service.streams.topology.chain import Chain, ChainResult, Repartitioned
 from service.streams.topology.dropped import counted, kept
@@ -380,15 +380,5 @@ def _by_partition(
     """Records by the partition that their keys belong to, rising. Where all go to one, as they do with unchanged keys,
     nothing is copied.
     """
-    if not records.num_rows:
-        return
-    targets = sink_partition_of(keys, count, own)
-    sizes = np.bincount(targets, minlength=count)
-    used = np.flatnonzero(sizes)
-    if len(used) == 1:
-        yield int(used[0]), records
-        return
-    rows = np.argsort(targets.astype(np.uint16) if count <= 1 << 16 else targets, kind="stable")  # radix: linear
-    ends = np.cumsum(sizes)
-    for target in used.tolist():
-        yield target, records.take(pa.array(rows[ends[target] - sizes[target] : ends[target]]))
+    for target, places in split_by_partition(keys, count, own):
+        yield target, records if len(places) == records.num_rows else records.take(pa.array(places))

@@ -81,7 +81,8 @@ def check_reach(
 class Bounds:
     """The size of the answer so far, the end of its time, and the number of records that may go in at once.
 
-    `widest`, `heaviest`: the outputs of the record that had most of them, and their bytes.
+    `widest`, `heaviest`: the outputs of the record that had most of them, and their bytes. `held`: by task
+    (sub-topology, partition) the keys in its stores and their bytes on disk; `held_keys`, `held_bytes`: of all tasks.
     """
 
     reach: Reach
@@ -91,6 +92,9 @@ class Bounds:
     bytes: int = 0
     widest: int = 1
     heaviest: int = 1
+    held: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    held_keys: int = 0
+    held_bytes: int = 0
 
     def take(self, items: int, size: int) -> None:
         """Count what goes into the answer. Raises SimulationTooLarge."""
@@ -110,14 +114,18 @@ class Bounds:
             self.widest = max(self.widest, int(np.bincount(which).max()))
             self.heaviest = max(self.heaviest, int(np.bincount(which, sizes).max()))
 
-    def hold(self, replicas: Iterable[Replica]) -> None:
-        """Look at how much is in stores. Raises SimulationTooLarge."""
+    def hold(self, task: tuple[int, int], replicas: Iterable[Replica]) -> None:
+        """Look at how much is in the stores of a task that ran. Raises SimulationTooLarge."""
+        keys_before, bytes_before = self.held.get(task, (0, 0))
         keys = size = 0
         for replica in replicas:
             keys, size = keys + replica.entries, size + replica.disk_bytes
-        if keys > _MAX_STORED or size > _MAX_DISK:
-            held = f"{_MAX_STORED} keys" if keys > _MAX_STORED else f"{_MAX_DISK} bytes on disk"
-            raise self.too_large(f"fill stores with more than {held}")
+        self.held[task] = keys, size
+        self.held_keys += keys - keys_before
+        self.held_bytes += size - bytes_before
+        if self.held_keys > _MAX_STORED or self.held_bytes > _MAX_DISK:
+            most = f"{_MAX_STORED} keys" if self.held_keys > _MAX_STORED else f"{_MAX_DISK} bytes on disk"
+            raise self.too_large(f"fill stores with more than {most}")
 
     def fitting(self, sizes: Sequence[int]) -> int:
         """How many of some records (bytes of each) go in at once, from the first on: at least one.

@@ -42,7 +42,7 @@ from service.streams.inputs import (
     batch_of,
     split_words,
 )
-from service.streams.partitioner import sink_partition_of
+from service.streams.partitioner import sink_partition_of, split_by_partition
 from service.streams.records import as_records
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.graph import Node, SubTopology, Topology
@@ -119,7 +119,7 @@ class Simulation:
             for name, writer in self._writers.items()
             for partition in range(writer.partitions)
         }
-        self._frontiers: dict[tuple[int, Input], InputPosition] = {}
+        self._positions: dict[tuple[int, Input], InputPosition] = {}
         self._tasks: dict[tuple[int, int], SimulatedTask] = {}
         self._outputs: list[dict[str, Any]] = []
         self._dropped: list[dict[str, Any]] = []
@@ -163,9 +163,9 @@ class Simulation:
         with self._located(sub_topology, partition):
             for result, run in task.run(batch, self._fitting):
                 self._take(sub_topology, partition, result, run, results)
-                self._bounds.hold(replica for each in self._tasks.values() for replica in each.replicas.values())
+                self._bounds.hold((sub_topology.id, partition), task.replicas.values())
         for log, position in zip(batch.origins.inputs, batch.positions(batch.rows.num_rows), strict=True):
-            self._frontiers[sub_topology.id, log] = position
+            self._positions[sub_topology.id, log] = position
 
     def _unread(self, sub_topology: SubTopology, partition: int, shares: Mapping[Input, Part]) -> list[Unread]:
         """What a task has not read, of all its inputs, in their order; its share of a repartition stream is its own."""
@@ -182,7 +182,7 @@ class Simulation:
         return found
 
     def _unread_of(self, sub_topology: SubTopology, log: Input, parts: list[Part]) -> Unread:
-        start = self._frontiers.get((sub_topology.id, log), InputPosition(0))
+        start = self._positions.get((sub_topology.id, log), InputPosition(0))
         end = int(offsets_of(parts[-1])[-1]) + 1 if parts else start.offset
         return Unread(log, start, end, parts)
 
@@ -199,9 +199,7 @@ class Simulation:
             log, ordinals = self._logs[each.stream, partition], each.rows.column("ordinal").to_numpy()
             records, reached = as_records(each.rows), run.reached(ordinals)
             causes = np.array(self._causes(result, ordinals), np.int64)
-            targets = sink_partition_of(each.keys, each.targets, partition)
-            for target in np.unique(targets).tolist():
-                own = np.flatnonzero(targets == target)
+            for target, own in split_by_partition(each.keys, each.targets, partition):
                 log.append(target, records.take(pa.array(own)), reached[own], causes[own].tolist())
 
     def _causes(self, result: ChainResult, ordinals: Int64s) -> list[int]:

@@ -5,6 +5,7 @@ It knows keys and a partition count; it refuses to know streams.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,24 @@ def sink_partition_of(keys: pa.Array, count: int, task_partition: int) -> npt.ND
     if keys.null_count:
         found[keys.is_null().to_numpy(zero_copy_only=False)] = task_partition % count
     return found
+
+
+def split_by_partition(keys: pa.Array, count: int, task_partition: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Partitions that some of the keys belong to, rising, as `sink_partition_of` says, each with the places of its keys
+    (int64, ascending).
+    """
+    if not len(keys):
+        return
+    targets = sink_partition_of(keys, count, task_partition)
+    sizes = np.bincount(targets, minlength=count)
+    used = np.flatnonzero(sizes)
+    if len(used) == 1:
+        yield int(used[0]), np.arange(len(keys))
+        return
+    places = np.argsort(targets.astype(np.uint16) if count <= 1 << 16 else targets, kind="stable")  # radix: linear
+    ends = np.cumsum(sizes)
+    for target in used.tolist():
+        yield target, places[ends[target] - sizes[target] : ends[target]]
 
 
 def _hashed(keys: pa.Array, count: int) -> npt.NDArray[np.int32]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams.partitioner import murmur2, partition_of, sink_partition_of
+from service.streams.partitioner import murmur2, partition_of, sink_partition_of, split_by_partition
 from tests import naive
 
 # org.apache.kafka.common.utils.UtilsTest.testMurmur2
@@ -55,3 +55,12 @@ def test_text_keys_hash_as_their_utf8():
 def test_one_partition_takes_all_keys_and_no_keys_give_no_partitions():
     assert partition_of(pa.array([b"a", None], pa.binary()), 1).tolist() == [0, 0]
     assert partition_of(pa.array([], pa.binary()), 5).tolist() == []
+
+
+@given(st.lists(st.none() | st.binary(max_size=3), max_size=20), st.integers(1, 5), st.integers(0, 7))
+def test_split_keys_are_where_each_belongs_in_their_order(keys, count, task_partition):
+    array = pa.array(keys, pa.binary())
+    found = {target: places.tolist() for target, places in split_by_partition(array, count, task_partition)}
+    targets = sink_partition_of(array, count, task_partition).tolist()
+    assert found == {each: [i for i, target in enumerate(targets) if target == each] for each in sorted(set(targets))}
+    assert list(found) == sorted(found)

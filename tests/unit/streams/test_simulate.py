@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from service.simulate import SimulateRequest, bounds, simulate
 from service.simulate.request import compiled
 from service.simulate.run import place_of
+from service.storage.replica import Replica
 from service.streams.errors import ExpressionFailed, InvalidRecords, InvalidSpec, OperatorFailed, SimulationTooLarge
 from service.streams.topology.chain import Chain
 
@@ -253,6 +254,16 @@ def test_stores_of_all_partitions_count_together(monkeypatch):
     assert "more than 5000 keys" in too_large([aggregate(HOPS, emit="on_window_close")], records)
     monkeypatch.setattr(bounds, "_MAX_DISK", 1)
     assert "bytes on disk" in too_large([ONCE], records)
+
+
+def test_of_stores_only_those_of_the_task_that_ran_are_looked_at(monkeypatch):
+    looks = []
+    entries = Replica.entries.fget
+    monkeypatch.setattr(Replica, "entries", property(lambda replica: looks.append(replica) or entries(replica)))
+    records = [record(str(i), i, partition=i % 40) for i in range(80)]
+    answer([ONCE], records)
+    assert len(looks) == 40
+    assert len(set(looks)) == 40
 
 
 def test_windows_of_windows_are_refused_before_anything_runs():
