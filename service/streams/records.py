@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -54,6 +54,9 @@ class StoreSpec:
 
     `interval_ms`: how long, in stream time, an entry lives after its own time (deduplicate: its timestamp; a
     session: its end; a window: its start); None = until it is deleted.
+
+    `layouts`: where former versions of its operator wrote entries otherwise, all layouts that there were, the present
+    one last, as JSON (`operators.aggregate_layouts`); None = there never was another than the first.
     """
 
     name: str
@@ -63,6 +66,7 @@ class StoreSpec:
     kind: str
     layout: Layout
     interval_ms: int | None
+    layouts: list[dict[str, Any]] | None = None
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, array_like=True):

@@ -160,6 +160,18 @@ def pick(kinds, slots, others, outs, is_last, values, valid, found, seen, out, o
             out[outs[i]], out_seen[outs[i]] = found[slot], seen[slot]
 
 
+@nb.njit(nb.void(_KINDS, _INT32S, _INT32S, _INTS_OUT, _INTS_OUT), cache=True)
+def inherited(kinds, slots, others, bits, after):  # type: ignore[no-untyped-def]
+    """Bits that no record changes: a slot has those of what it takes over from, or merges with. `after` each event."""
+    for i in range(len(kinds)):
+        slot = slots[i]
+        if kinds[i] == COPY:
+            bits[slot] = bits[others[i]]
+        elif kinds[i] == MERGE:
+            bits[slot] |= bits[others[i]]
+        after[i] = bits[slot]
+
+
 @nb.njit(nb.void(*_EVENTS, _INT64S, _INTS_OUT, _INTS_OUT), cache=True)
 def latest(kinds, slots, others, outs, timestamps, stamps, out):  # type: ignore[no-untyped-def]
     """The highest timestamp. Timestamps are never negative, so one may begin at 0."""

@@ -2,8 +2,9 @@
 
 It knows bytes; it refuses to know what the columns of a row mean.
 
-entry      1 (version), row, tail
-sessions   1 (version), header, count × (start, end, row), count × tail          the newest sessions of a key
+entry      layout, row, tail
+sessions   layout, header, count × (start, end, row), count × tail               the newest sessions of a key
+layout     one byte, which columns a row has: 1 in a store that never had others, 0 where there is no entry
 row        the numeric columns, little-endian, packed, in order
 tail       for each text column its length (uint32, 0xFFFFFFFF = none) and its bytes
 header     count (uint32), and three times (int64): when to look at the key, the last end among its sessions that
@@ -26,10 +27,10 @@ from service.streams.layouts import store_keys
 Column = npt.NDArray[Any]  # int64, float64 or bool; object (bytes or None) where it is text
 Int64s = npt.NDArray[np.int64]
 
-VERSION: Final = 1
+FIRST_LAYOUT: Final = 1
 NO_TIME: Final = np.iinfo(np.int64).max  # when there is nothing to look at a key for
 NO_END: Final = -1  # the last end where there is no session
-HEADER = np.dtype([("version", "u1"), ("count", "<u4"), ("timer", "<i8"), ("cold_end", "<i8"), ("last_end", "<i8")])
+HEADER = np.dtype([("layout", "u1"), ("count", "<u4"), ("timer", "<i8"), ("cold_end", "<i8"), ("last_end", "<i8")])
 _NONE: Final = 0xFFFFFFFF
 
 
@@ -46,16 +47,16 @@ class SessionColumns:
 
 
 class EntryCodec:
-    """Entries whose columns have these types: "<i8", "<f8", "?" or "O" (text), numeric ones first."""
+    """Entries of one layout, whose columns have these types: "<i8", "<f8", "?" or "O" (text), numeric ones first."""
 
-    def __init__(self, types: Sequence[str]) -> None:
+    def __init__(self, types: Sequence[str], layout: int = FIRST_LAYOUT) -> None:
         numeric = [kind for kind in types if kind != "O"]
         if list(types) != numeric + ["O"] * (len(types) - len(numeric)):
             raise ValueError(f"Numeric columns come first: {types}")
-        self.types, self._texts = list(types), len(types) - len(numeric)
+        self.types, self.layout, self._texts = list(types), layout, len(types) - len(numeric)
         fields = [(f"c{i}", kind) for i, kind in enumerate(numeric)]
         self._names = [name for name, _ in fields]
-        self._entry = np.dtype([("version", "u1"), *fields])
+        self._entry = np.dtype([("layout", "u1"), *fields])
         self._row = np.dtype([("start", "<i8"), ("end", "<i8"), *fields])
         self.absent = bytes(self._entry.itemsize) + self._tail([None] * self._texts)
 
@@ -66,7 +67,7 @@ class EntryCodec:
     def pack(self, columns: Sequence[Column]) -> pa.Array:
         """Entries (binary)."""
         packed = np.empty(len(columns[0]), self._entry)
-        packed["version"] = VERSION
+        packed["layout"] = self.layout
         self._put(packed, columns)
         rows = store_keys.fixed(packed, self._entry.itemsize)
         if not self._texts:
@@ -80,14 +81,14 @@ class EntryCodec:
         heads = [entry[:width] for entry in entries] if self._texts else entries
         packed = np.frombuffer(b"".join(heads), self._entry)
         texts = self._read_tails((entry[width:], 1) for entry in entries)
-        return packed["version"] == VERSION, self._columns(packed, texts)
+        return packed["layout"] == self.layout, self._columns(packed, texts)
 
     def pack_sessions(self, sessions: SessionColumns) -> pa.Array:
         """The packed sessions of keys (binary), key by key; within a key in the given order."""
         counts = sessions.counts
         ends = np.concatenate([[0], np.cumsum(counts)])
         header = np.zeros(len(counts), HEADER)
-        header["version"], header["count"] = VERSION, counts
+        header["layout"], header["count"] = self.layout, counts
         header["timer"], header["cold_end"], header["last_end"] = sessions.timers, sessions.cold_ends, NO_END
         has_any = counts > 0
         header["last_end"][has_any] = sessions.ends[ends[1:][has_any] - 1]

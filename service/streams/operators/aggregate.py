@@ -6,7 +6,7 @@ It knows when results go on and as what (semantics.md); who belongs together is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
@@ -22,8 +22,10 @@ from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.reserved import stream_time
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import FanOut, Kept, StatefulSpec, operator
+from service.streams.operators.entry_columns import State
 from service.streams.operators.fields import MAX_INT64, problem
-from service.streams.operators.function_columns import FunctionColumns, State, taken
+from service.streams.operators.former_layouts import Layout
+from service.streams.operators.function_columns import FunctionColumns, taken
 from service.streams.operators.functions import Events, FunctionSpec
 from service.streams.operators.grouping import Due, Feed, Flags, Gathered, Gatherer, Int64s
 from service.streams.operators.installed_aggregators import aggregator_named, has_merger
@@ -92,6 +94,10 @@ class AggregateSpec(StatefulSpec):
         """It gathers and folds."""
         return Aggregate(self, name, on_error)
 
+    def runner_over(self, store: StoreSpec, name: str, on_error: OnError, upstream: Upstream) -> Aggregate:
+        """The same; what former versions did not compute stays missing in their groups."""
+        return Aggregate(self, name, on_error, store.layouts)
+
     def downstream(self, upstream: Upstream) -> Upstream:
         """A table, with these windows."""
         window = None if self.window is None else self.window.model_dump(mode="json")
@@ -120,7 +126,8 @@ class AggregateSpec(StatefulSpec):
         # Not checked again: who looks need not have a custom aggregator installed.
         specs = {field: FunctionSpec.model_construct(**each) for field, each in spec["aggregates"].items()}
         window = spec.get("window")
-        values = StoredResults(name, specs, has_stamps=window is None or window["type"] != "session")
+        has_stamps = window is None or window["type"] != "session"
+        values = StoredResults(name, specs, has_stamps=has_stamps, layouts=store.layouts)
         return Form((Table(values),)) if window is None else form_of_windows(window, store.interval_ms, values)
 
     @field_validator("aggregates")
@@ -143,14 +150,16 @@ class AggregateSpec(StatefulSpec):
 class Aggregate:
     """Runs an AggregateSpec."""
 
-    def __init__(self, spec: AggregateSpec, name: str, on_error: OnError) -> None:
+    def __init__(
+        self, spec: AggregateSpec, name: str, on_error: OnError, layouts: Sequence[Layout] | None = None
+    ) -> None:
         self.name, self.on_error, self.window = name, on_error, spec.window
         self.is_final, self.is_net = spec.emit == "on_window_close", spec.updates == "last_per_batch"
         self.is_session = isinstance(spec.window, SessionWindow)
         self.is_end_inclusive = isinstance(spec.window, SessionWindow | SlidingWindow)
         self.delay_ms = 0 if spec.window is None else closing_delay_ms(spec.window)
         self.takes_null_values = spec.window is not None and not isinstance(spec.window, SlidingWindow)
-        self.aggregates = FunctionColumns(name, spec.aggregates, has_stamps=not self.is_session)
+        self.aggregates = FunctionColumns(name, spec.aggregates, has_stamps=not self.is_session, layouts=layouts)
         self.gatherer = _gatherer(spec, self.aggregates)
         self.index_lag_ms = 0 if spec.window is None else index_lag_ms(spec.window)
         self.at_once = MOST_AT_ONCE

@@ -101,6 +101,10 @@ class StatefulSpec(OperatorSpec):
         """The expression whose equal results must lie in one partition; None: equal keys must."""
         return None
 
+    def runner_over(self, store: StoreSpec, name: str, on_error: OnError, upstream: Upstream) -> Stateless | Stateful:
+        """`runner`, over a store in which former versions of the operator may have written otherwise."""
+        return self.runner(name, on_error, upstream)
+
     @property
     def kept(self) -> Kept:
         """What its store holds."""

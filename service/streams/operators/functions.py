@@ -117,12 +117,13 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in order, as `kernels.fold` has them."""
+    """Events in order, as `kernels.fold` has them. `rows`: the record that each belongs to, where some are left out."""
 
     kinds: npt.NDArray[np.int8]
     slots: Int32s
     others: Int32s
     outs: Int32s
+    rows: Int32s | None = None
 
     def __iter__(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(index, kind, slot, other, out) of each."""
@@ -136,8 +137,14 @@ class Events:
 
     def row_of(self, event: int) -> int:
         """The record that an event belongs to: its own, or that of the next event that takes one in."""
+        if self.rows is not None:
+            return int(self.rows[event])
         takes_in = self.kinds[event:] <= fold.JOIN
         return int(self.others[event + int(np.argmax(takes_in))])
+
+    def only(self, kept: npt.NDArray[np.bool_], rows: Int32s) -> Events:
+        """Some of them, given the record that each of all belongs to."""
+        return Events(self.kinds[kept], self.slots[kept], self.others[kept], self.outs[kept], rows[kept])
 
 
 class Failure(Exception):
@@ -604,6 +611,9 @@ class Custom(Objects):
             found = mine.aggregator(key, inputs.values[other], found)
         objects[slot] = (found,)
         return self._text(objects[slot])
+
+    def results(self, state: Sequence[Column]) -> list[Column]:
+        return [_objects(None if found is None else self._text(found) for found in state[0])]
 
     def _text(self, found: tuple[Any]) -> str:
         return json.dumps(found[0], ensure_ascii=False, separators=(",", ":"), allow_nan=False)

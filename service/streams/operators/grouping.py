@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from service.streams.layouts import store_keys
 from service.streams.layouts.entries import Column
-from service.streams.operators.function_columns import State
+from service.streams.operators.entry_columns import State
 from service.streams.operators.step import TooMany
 from service.streams.records import StateReader
 

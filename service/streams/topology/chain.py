@@ -24,7 +24,7 @@ from service.streams.inputs import Batch, Origins
 from service.streams.layouts.backlog import Backlog, TimeAdvance, noted
 from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.measures import Reading
-from service.streams.operators import AnyOperator, OperatorSpec
+from service.streams.operators import AnyOperator, OperatorSpec, StatefulSpec
 from service.streams.operators.closing import unsaid
 from service.streams.operators.fields import admitted
 from service.streams.operators.filter import Filter, FilterSpec
@@ -395,6 +395,8 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
     except ValidationError as error:
         details = "; ".join(problem.detail for problem in complaints(error))
         raise OperatorUnavailable(node.name, details) from error
+    if isinstance(spec, StatefulSpec) and node.store is not None:
+        return spec.runner_over(node.store, node.name, on_error, node.upstream)
     return spec.runner(node.name, on_error, node.upstream)
 
 
