@@ -32,6 +32,7 @@ from service.api import (
     streams,
     tokens,
 )
+from service.api.key_pages import KeyPages
 from service.api.post_bodies import PostBodies
 from service.api.quick_lookups import QuickLookups, RepeatedLookups, is_like_a_lookup
 from service.api.quick_posts import QuickPosts
@@ -66,6 +67,7 @@ class State(TypedDict):
     keys: KeyRing
     loops: Loops
     lookups: Lookups
+    key_pages: KeyPages
     simulations: Simulations
 
 
@@ -185,6 +187,7 @@ def _open(settings: Settings) -> State:
         keys=keys,
         loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
+        key_pages=KeyPages(),
         simulations=Simulations(),
     )
 

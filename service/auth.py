@@ -7,9 +7,9 @@ Knows roles and the SHA-256 of a key. Refuses to know keys themselves: one is sh
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import structlog
 from cachetools import TLRUCache
@@ -74,7 +74,10 @@ class KeyRing:
 
     def at_hand(self, secret: str) -> Caller | None:
         """Whose key this is, if that is remembered."""
-        sha256 = keys.digest(secret)
+        return self.of_digest(keys.digest(secret))
+
+    def of_digest(self, sha256: str) -> Caller | None:
+        """Whose key has this digest, if that is remembered."""
         try:
             known = self._known[sha256]  # `get` looks twice
         except KeyError:
@@ -160,13 +163,28 @@ async def identify(request: Request) -> Caller:
 
 def is_known(scope: Scope, role: str) -> bool:
     """Whether it is at hand that the caller of a request has a role; where it is not, the way to the routes tells."""
-    state = scope["state"]
-    if state["settings"].auth == "off":
-        return True
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, secret = header.decode("latin-1").partition(" ")
-    caller = state["keys"].at_hand(secret.strip()) if scheme.lower() == "bearer" else None
-    return caller is not None and caller.role in MAY[role]
+    return SameCaller(scope["headers"], scope["state"], role).is_known()
+
+
+class SameCaller:
+    """The caller of requests with the same fields, each judged by itself: the key's digest alone is computed once."""
+
+    __slots__ = ("_is_open", "_keys", "_may", "_sha256")
+
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]], state: Mapping[str, Any], role: str) -> None:
+        self._is_open = state["settings"].auth == "off"
+        self._keys: KeyRing = state["keys"]
+        self._may = MAY[role]
+        header = next((value for name, value in fields if name == b"authorization"), b"")
+        scheme, _, secret = header.decode("latin-1").partition(" ")
+        self._sha256 = keys.digest(secret.strip()) if scheme.lower() == "bearer" else None
+
+    def is_known(self) -> bool:
+        """Whether it is at hand that the caller has the role."""
+        if self._is_open:
+            return True
+        caller = None if self._sha256 is None else self._keys.of_digest(self._sha256)
+        return caller is not None and caller.role in self._may
 
 
 def _unauthenticated(detail: str, error: str) -> ProblemError:

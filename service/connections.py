@@ -18,6 +18,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import httptools
@@ -202,8 +203,7 @@ class Connection(OneWrite):
         return True
 
     def _write_quick(self, answer: bytes) -> None:
-        default = b"".join([b"%b: %b\r\n" % field for field in self.server_state.default_headers])
-        self.write_whole(b"HTTP/1.1 200 OK\r\n%b%b" % (default, answer))
+        self.write_whole(_head_of_200(tuple(self.server_state.default_headers)) + answer)
         self.server_state.total_requests += 1
         self.idle_since = time.monotonic()
         if self._is_last:
@@ -387,6 +387,11 @@ class Connection(OneWrite):
             *(f"{name.decode()}: {value.decode()}" for name, value in self.server_state.default_headers),
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@lru_cache(maxsize=4)  # they are the same for a second: the time is among them
+def _head_of_200(fields: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return b"HTTP/1.1 200 OK\r\n" + b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def _what_is_wrong(error: httptools.HttpParserError) -> str:

@@ -6,7 +6,7 @@ Knows the shapes of answers. Refuses to know how entries are found (`service.loo
 import base64
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -16,16 +16,17 @@ from starlette.responses import Response, StreamingResponse
 
 from service.api.lookup_requests import KeyEncoding, Lookup, cursor_of_start
 from service.api.models import WindowView
-from service.lookups import Look, Lookups
+from service.lookups import Answer, Known, Look, Lookups
 from service.payloads import ARROW, NDJSON
 from service.positions import Position, opaque
 from service.problems import refused
-from service.streams.stores.reading import Found
+from service.streams.stores.reading import Found, Page
 from service.streams.stores.reading import Query as StoreQuery
 
 NEXT_HEADER: Final = "Millrace-Next"
 AS_OF_HEADER: Final = "Millrace-As-Of"
 EXPORT_PAGE: Final = 1000
+Offsets: TypeAlias = tuple[tuple[int, int], ...]  # of a changelog, by partition
 
 EXPORT_SCHEMA = pa.schema(
     [
@@ -74,9 +75,30 @@ class LookupPage(BaseModel):
 
 def as_json(look: Look, lineage: str, encoding: KeyEncoding, following: str | None) -> bytes:
     """`{"store", "items", "as_of", "next"}`."""
-    items = [_item(found, encoding) for found in look.page.items]
-    shown = {"store": look.known.now.name, "items": items, "as_of": _as_of(look, lineage), "next": following}
-    return orjson.dumps(shown)
+    as_of = orjson.dumps(_as_of(look, lineage))
+    return _enclosed(look.known.now.name, items_as_json(look.page, encoding), as_of, following)
+
+
+def page_as_json(known: Known, lineage: str, items: bytes, partition: int, answer: Answer) -> bytes:
+    """As `as_json`, of items that are JSON already: all that one partition had."""
+    findings = answer.findings
+    lag, served_by = known.lag_of(partition, findings.position), _server(known, answer.served_by)
+    as_of = _moment_as_json(
+        known.now.changelog, lineage, ((partition, findings.position),), findings.stream_time, lag, served_by
+    )
+    return _enclosed(known.now.name, items, as_of, None)
+
+
+def items_as_json(page: Page, encoding: KeyEncoding) -> bytes:
+    """`[{"key", "window", …}, …]`. Raises ProblemError."""
+    return orjson.dumps([_item(found, encoding) for found in page.items])
+
+
+def _enclosed(store: str, items: bytes, as_of: bytes, following: str | None) -> bytes:
+    return b'{"store":%b,"items":%b,"as_of":%b,"next":%b}' % (_name(store), items, as_of, orjson.dumps(following))
+
+
+_name = lru_cache(maxsize=1024)(orjson.dumps)
 
 
 def _item(found: Found, encoding: KeyEncoding) -> dict[str, Any]:
@@ -102,26 +124,40 @@ def _shown_key(key: bytes, encoding: KeyEncoding) -> str:
 
 
 def _as_of(look: Look, lineage: str) -> dict[str, Any]:
-    findings = look.page.findings
+    findings, known = look.page.findings, look.known
     offsets = tuple([(partition, each.position) for partition, each in findings.items()])
     stream_time = max([each.stream_time for each in findings.values()], default=-1)
+    served_by = _server(known, look.served_by)
+    return _moment(known.now.changelog, lineage, offsets, stream_time, known.lag(findings), served_by)
+
+
+def _moment(
+    changelog: str, lineage: str, offsets: Offsets, stream_time: int, lag: int, served_by: str
+) -> dict[str, Any]:
     return {
         "stream_time": stream_time if stream_time >= 0 else None,
-        "position": opaque_position(look.known.now.changelog, lineage, offsets),
-        "lag_records": look.known.lag(findings),
-        "served_by": _server(look),
+        "position": opaque_position(changelog, lineage, offsets),
+        "lag_records": lag,
+        "served_by": served_by,
     }
 
 
 @lru_cache(maxsize=4096)
-def opaque_position(changelog: str, lineage: str, offsets: tuple[tuple[int, int], ...]) -> str:
+def _moment_as_json(
+    changelog: str, lineage: str, offsets: Offsets, stream_time: int, lag: int, served_by: str
+) -> bytes:
+    return orjson.dumps(_moment(changelog, lineage, offsets, stream_time, lag, served_by))
+
+
+@lru_cache(maxsize=4096)
+def opaque_position(changelog: str, lineage: str, offsets: Offsets) -> str:
     """The position of a store: offsets of its changelog by partition."""
     return opaque(Position(changelog, lineage, {str(partition): offset for partition, offset in offsets}))
 
 
-def _server(look: Look) -> str:
+def _server(known: Known, served_by: str) -> str:
     """The instance by its name, where the catalog still knows it as an owner."""
-    return look.known.owners.get(look.served_by) or look.served_by
+    return known.owners.get(served_by) or served_by
 
 
 def following_cursor(look: Look, lineage: str, digest: int) -> str | None:

@@ -9,21 +9,23 @@ asked again with the same fields is answered ahead of ASGI too (`RepeatedLookups
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import prometheus
-from service.api.lookup_answers import as_json
+from service.api.key_pages import MAX_NAME_BYTES, MAX_PAGES, KeyPage, KeyPages
+from service.api.lookup_answers import as_json, page_as_json
 from service.api.lookup_requests import DEFAULT_LIMIT, TYPES, Kind
-from service.auth import is_known
+from service.auth import SameCaller, is_known
 from service.border import given_request_id
-from service.lookups import Look, Lookups
+from service.lookups import Answer, Known, Lookups
 from service.payloads import JSON
 from service.problems import ProblemError, new_request_id
-from service.streams.errors import StreamError
+from service.streams.errors import StoreNotReadable, StreamError
 from service.streams.stores.reading import Query as StoreQuery
 
 
@@ -70,44 +72,61 @@ class RepeatedLookups:
         self, fields: Sequence[tuple[bytes, bytes]], state: Mapping[str, Any], is_draining: Callable[[], bool]
     ) -> None:
         self._is_draining = is_draining
-        self._asker = {"headers": fields, "state": state}
+        self._caller = SameCaller(fields, state, "reader")
         self._given_id = given_request_id(fields)
         self._lookups: Lookups = state["lookups"]
+        self._pages: KeyPages = state["key_pages"]
         self._lineage: str = state["catalog"].lineage
 
     def __call__(self, target: bytes) -> "bytes | asyncio.Future[bytes | None] | None":
         started_s = time.perf_counter()
-        path, _, query = target.partition(b"?")
-        asked = _plain_target(path, query)
+        asked = _plain_short_target(target) if len(target) <= MAX_NAME_BYTES else _plain_target(target)
         known = None if asked is None else self._lookups.stores.at_hand(asked.store)
         if asked is None or known is None or known.now.type != TYPES[asked.kind]:
             return None
-        if self._is_draining() or not is_known(self._asker, "reader"):
+        if self._is_draining() or not self._caller.is_known():
+            return None
+        page = self._pages.page(target, known, asked.key)
+        if page is None:
             return None
         try:
-            look = self._lookups.reader.page_of_key(known, StoreQuery.of_key(asked.key), DEFAULT_LIMIT)
+            answer = self._lookups.reader.answer(known, page.ask)
+        except StoreNotReadable:
+            return None
+        asking = _Asking(asked.kind, known, page, started_s)
+        if isinstance(answer, Answer):
+            return self._answer(asking, answer)
+        soon: asyncio.Future[bytes | None] = answer.get_loop().create_future()
+        answer.add_done_callback(lambda done: self._pass_on(asking, done, soon))
+        return soon
+
+    def _pass_on(self, asking: "_Asking", done: "asyncio.Future[Answer]", soon: "asyncio.Future[bytes | None]") -> None:
+        if not soon.done():  # else nobody waits any more
+            failed = done.cancelled() or done.exception() is not None
+            soon.set_result(None if failed else self._answer(asking, done.result()))
+
+    def _answer(self, asking: "_Asking", answer: Answer) -> bytes | None:
+        try:
+            items = asking.page.items(answer.findings)
         except (StreamError, ProblemError):
             return None
-        if isinstance(look, Awaitable):
-            return asyncio.ensure_future(self._awaited(look, asked.kind, started_s))
-        return None if look is None else self._answer(look, asked.kind, started_s)
-
-    async def _awaited(self, soon: Awaitable[Look | None], kind: Kind, started_s: float) -> bytes | None:
-        try:
-            look = await soon
-        except (StreamError, ProblemError):
+        if items is None:
             return None
-        return None if look is None else self._answer(look, kind, started_s)
-
-    def _answer(self, look: Look, kind: Kind, started_s: float) -> bytes | None:
-        try:
-            body = as_json(look, self._lineage, "utf8", None)
-        except ProblemError:
-            return None
-        prometheus.count_request("GET", _ROUTES[kind].path_format, 200, time.perf_counter() - started_s)
+        body = page_as_json(asking.known, self._lineage, items, asking.page.ask.partition, answer)
+        seconds = time.perf_counter() - asking.started_s
+        prometheus.count_request("GET", _ROUTES[asking.kind].path_format, 200, seconds)
         request_id = self._given_id or new_request_id()
         head = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}\r\n\r\n"
         return head.encode() + body
+
+
+class _Asking(NamedTuple):
+    """A lookup on its way."""
+
+    kind: Kind
+    known: Known
+    page: KeyPage
+    started_s: float
 
 
 def is_like_a_lookup(target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -125,10 +144,18 @@ def _plain_lookup(scope: Scope) -> _PlainLookup | None:
     """The store and key of a GET by key that asks for nothing else."""
     if scope["method"] != "GET" or not _is_json_accepted(scope["headers"]):
         return None
-    return _plain_target(scope["raw_path"], scope["query_string"])
+    return _plain_parts(scope["raw_path"], scope["query_string"])
 
 
-def _plain_target(path: bytes, query: bytes) -> _PlainLookup | None:
+def _plain_target(target: bytes) -> _PlainLookup | None:
+    path, _, query = target.partition(b"?")
+    return _plain_parts(path, query)
+
+
+_plain_short_target = lru_cache(MAX_PAGES)(_plain_target)
+
+
+def _plain_parts(path: bytes, query: bytes) -> _PlainLookup | None:
     parts = path.split(b"/", 5)
     if parts[1:3] != _STORES or len(parts) < 5 or parts[4] not in _KINDS:
         return None

@@ -11,13 +11,24 @@ from collections.abc import Sequence
 
 from service.catalog.engine import Catalog
 from service.lookups.freshness import Freshness, FreshnessWait
-from service.lookups.known import Known, KnownStores
+from service.lookups.known import Known, KnownStores, StoreLayout
 from service.lookups.reader import Look, StoreReader
-from service.lookups.sources import InRedis, OnDisk, StoreSource, ping_views, sweep_views
+from service.lookups.sources import Answer, InRedis, OnDisk, StoreSource, ping_views, sweep_views
 from service.notify import Hub
 from service.streams.stores.reading import Query
 
-__all__ = ["Freshness", "InRedis", "Known", "Look", "Lookups", "OnDisk", "ping_views", "sweep_views"]
+__all__ = [
+    "Answer",
+    "Freshness",
+    "InRedis",
+    "Known",
+    "Look",
+    "Lookups",
+    "OnDisk",
+    "StoreLayout",
+    "ping_views",
+    "sweep_views",
+]
 
 
 class Lookups:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachetools import LRUCache, cached
 from starlette.concurrency import run_in_threadpool
@@ -30,6 +30,15 @@ LEAST_PAUSE_S: Final = 0.02  # between two looks at how far a store is, however 
 MAX_FORMS: Final = 1000  # kept ready: a topology takes milliseconds to read
 
 
+class StoreLayout(NamedTuple):
+    """A store, and what says where its entries are and what they mean: while it is equal, they are read alike."""
+
+    store_id: str
+    form: Form
+    is_keyed: bool
+    partitions: int
+
+
 @dataclass(slots=True)
 class Known:
     """A store as the catalog described it at some moment; `seen`: the wake-up after which that was.
@@ -43,12 +52,14 @@ class Known:
     read_s: float
     fate: tuple[str, ...]
     progress: tuple[str, ...]
+    layout: StoreLayout = field(init=False)
     partitions: range = field(init=False)
     owners: Mapping[str | None, str | None] = field(init=False)  # instance id -> name
     _input_lags: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         at = self.now.partitions
+        self.layout = StoreLayout(self.now.id, self.form, self.now.is_keyed, len(at))
         self.partitions = range(len(at))
         self.owners = {each.instance_id: each.instance for each in at}
         self._input_lags = [each.input_lag for each in at]
@@ -66,10 +77,11 @@ class Known:
 
     def lag(self, findings: dict[int, Findings]) -> int:
         """Records that the partitions have not read, and changes that these answers did not hold."""
-        at, lag = self.now.partitions, 0
-        for p, each in findings.items():
-            lag += self._input_lags[p] + max(0, at[p].end - each.position)
-        return lag
+        return sum([self.lag_of(partition, each.position) for partition, each in findings.items()])
+
+    def lag_of(self, partition: int, position: int) -> int:
+        """As `lag`, of one partition at this position of its changelog."""
+        return self._input_lags[partition] + max(0, self.now.partitions[partition].end - position)
 
 
 class KnownStores:

@@ -7,7 +7,7 @@ an answer must be (`freshness`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from service.lookups.sources import Answer, ReplicaAbsent, ReplicaState, StoreSo
 from service.metric_families import Size
 from service.streams.clock import NOT_STARTED
 from service.streams.errors import StoreNotReadable
-from service.streams.stores.reading import Ask, Few, Findings, Page, Place, Query, Reading, read_page
+from service.streams.stores.reading import Ask, Findings, Page, Place, Query, Reading, read_page
 
 T = TypeVar("T")
 
@@ -48,19 +48,11 @@ class StoreReader:
         page, served_by = await self._drive(known, reading)
         return Look(page, known, served_by)
 
-    def page_of_key(self, known: Known, query: Query, limit: int) -> Look | Awaitable[Look | None] | None:
-        """The page of a query by key, to be awaited where the source is another process; None where it takes more than
-        one partition or page. Raises StoreNotReadable.
+    def answer(self, known: Known, ask: Ask) -> Answer | asyncio.Future[Answer]:
+        """What is found in one partition: soon, where the source is another process. Raises StoreNotReadable, which is
+        left to be explained to whoever asks for a `page`.
         """
-        partitions = known.partitions_of(query)
-        if len(partitions) != 1:
-            return None
-        few = Few(known.form, query, partitions[0], limit)
-        answer = self._source.answer_now(known.now.id, self._lineage, few.ask)
-        return self._page_soon(known, few) if answer is None else _look_of(known, few, answer)
-
-    async def _page_soon(self, known: Known, few: Few) -> Look | None:
-        return _look_of(known, few, await self._source.answer(known.now.id, self._lineage, few.ask))
+        return self._source.answer_now(known.now.id, self._lineage, ask)
 
     async def glance(self, known: Known, partition: int) -> Findings:
         """The position and stream time of a partition, without entries. Raises StoreNotReadable."""
@@ -111,8 +103,3 @@ class StoreReader:
                     "when the job runs (`:restart` it)"
                 ) from error
             raise
-
-
-def _look_of(known: Known, few: Few, answer: Answer) -> Look | None:
-    page = few.page(answer.findings)
-    return None if page is None else Look(page, known, answer.served_by)

@@ -6,6 +6,7 @@ It knows how each is asked, and turns their errors into StoreNotReadable. It ref
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -50,8 +51,8 @@ class StoreSource(Protocol):
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer an ask, all of it at one moment. Raises StoreNotReadable."""
 
-    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> Answer | None:
-        """As `answer`, where it takes microseconds; None where it is to be awaited."""
+    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> Answer | asyncio.Future[Answer]:
+        """As `answer`, at once where it takes microseconds; a future may have the source's own errors."""
 
 
 class OnDisk:
@@ -98,12 +99,13 @@ class InRedis:
     async def answer(self, store_id: str, lineage: str, ask: Ask) -> Answer:
         """Answer from the view."""
         try:
-            return Answer(await self._views.look_up(_names(store_id, ask.partition, lineage), ask), "redis")
+            return await self.answer_now(store_id, lineage, ask)
         except (ViewMissing, redis.RedisError) as error:
             raise _view_not_readable(error, ask.partition) from error
 
-    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> None:
+    def answer_now(self, store_id: str, lineage: str, ask: Ask) -> asyncio.Future[Answer]:
         """Redis is another process."""
+        return self._views.ask(_names(store_id, ask.partition, lineage), ask, _by_redis)
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of the view."""
@@ -117,6 +119,10 @@ class InRedis:
     async def close(self) -> None:
         """Close the connections."""
         await self._views.close()
+
+
+def _by_redis(findings: Findings) -> Answer:
+    return Answer(findings, "redis")
 
 
 def sweep_views(url: str, catalog: Catalog) -> int:

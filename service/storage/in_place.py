@@ -184,13 +184,14 @@ class ReplicasInPlace:
         self._known.clear()
 
     def _best(self, store_id: str, partition: int, lineage: str) -> _Opened:
-        known = self._known.setdefault((store_id, partition, lineage), _Known({}))
-        now_s = time.monotonic()
-        if known.best is None or now_s - known.looked_s > LOOK_AGAIN_S:
-            known.looked_s = now_s
-            self._known[store_id, partition, lineage] = self._known.pop((store_id, partition, lineage))
-            self._look(known, store_id, partition, lineage)
-            self._close_unused(now_s)
+        name = (store_id, partition, lineage)
+        known, now_s = self._known.get(name), time.monotonic()
+        if known is not None and known.best is not None and now_s - known.looked_s <= LOOK_AGAIN_S:
+            return known.best
+        known = self._known[name] = self._known.pop(name, _Known({}))
+        known.looked_s = now_s
+        self._look(known, store_id, partition, lineage)
+        self._close_unused(now_s)
         return _best_of(known, store_id, partition)
 
     def _close_unused(self, now_s: float) -> None:

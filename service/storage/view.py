@@ -26,7 +26,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +41,8 @@ from service.streams.layouts import store_keys
 from service.streams.layouts.reserved import OBS_KEY, stream_time_in, unpack_time
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Findings, Span
+
+T = TypeVar("T")
 
 PREFIX: Final = "millrace:"
 SLICE_ROWS: Final = 2048  # of changes in one script: some 8 ms on a busy machine
@@ -288,7 +290,9 @@ class ViewReader:
     def look_up(self, ask: Ask) -> Findings:
         """Answer an ask, all of it at one moment."""
         (packed,) = self._read(self._names.read, [_packed_ask(self._names, ask)])
-        return _told(packed, self._names)
+        if packed is None:
+            raise ViewMissing(self._names.meta.decode())
+        return _told(packed)
 
 
 class Views:
@@ -304,11 +308,15 @@ class Views:
 
     async def look_up(self, names: Names, ask: Ask) -> Findings:
         """Answer an ask, all of it at one moment. Raises ViewMissing, redis.RedisError."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(names, ask, future))
+        return await self.ask(names, ask, _as_found)
+
+    def ask(self, names: Names, ask: Ask, made: Callable[[Findings], T]) -> asyncio.Future[T]:
+        """What is `made` of the findings of an ask, soon. Its errors: ViewMissing, redis.RedisError."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(names, ask, made, future))
         if self._under_way is None:
             self._under_way = asyncio.create_task(self._ask_all())
-        return _told(await future, names)
+        return future
 
     async def size(self, names: Names) -> tuple[int, int]:
         """Entries, expired ones included, and about the bytes that they take in Redis."""
@@ -346,14 +354,16 @@ class Views:
         for each, reply in zip(asked, replies, strict=True):
             if each.future.done():
                 continue  # nobody waits any more
-            if isinstance(reply, Exception):
+            if isinstance(reply, redis.RedisError):
                 each.future.set_exception(reply)
+            elif reply is None:
+                each.future.set_exception(ViewMissing(each.names.meta.decode()))
             else:
-                each.future.set_result(reply)
+                each.future.set_result(each.made(_told(reply)))
 
     async def _replies(self, asked: list[_Waiting]) -> list[Any]:
-        keys = [key for names, _, _ in asked for key in names.read]
-        packed = [_packed_ask(names, ask) for names, ask, _ in asked]
+        keys = [key for each in asked for key in each.names.read]
+        packed = [_packed_ask(each.names, each.ask) for each in asked]
         client: Any = self._client  # what it lets pass here has no types
         command = ("EVALSHA", self._script, len(keys), *keys, *packed)
         try:
@@ -367,7 +377,12 @@ class Views:
 class _Waiting(NamedTuple):
     names: Names
     ask: Ask
+    made: Callable[[Findings], Any]
     future: asyncio.Future[Any]
+
+
+def _as_found(findings: Findings) -> Findings:
+    return findings
 
 
 def sweep(client: redis.Redis, lineage: str, live: Callable[[], Collection[str]]) -> int:
@@ -415,10 +430,8 @@ def _packed_ask(names: Names, ask: Ask) -> bytes:
     return _packed([*head, *(bound for span in ask.spans for bound in span)])
 
 
-def _told(packed: bytes | None, names: Names) -> Findings:
+def _told(packed: bytes) -> Findings:
     """What the script answered."""
-    if packed is None:
-        raise ViewMissing(names.meta.decode())
     parts = _unpacked(packed)
     position, packed_obs = next(parts), next(parts)
     found = [[(next(parts), next(parts)) for _ in range(int(count))] for count in parts]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from jsonschema import Draft202012Validator
 
+from service.streams.partitioner import murmur2
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
@@ -322,6 +323,24 @@ def test_what_stream_time_has_expired_is_hidden_from_every_lookup(world: World) 
         export = world.http.get(f"/v1/stores/{path}", headers=arrow)
         assert pa.ipc.open_stream(export.content).read_all().num_rows == len(expected)
     world.call("POST", "/v1/jobs/aging:stop")
+
+
+def test_the_same_lookup_again_is_as_of_now(world: World) -> None:
+    """The entry lies there unchanged while another key moves stream time past its close and its end."""
+    path = job_of_its_own(world, "again", gap_ms=10, grace_ms=5, retention_ms=1_000)
+    other = next(key for key in map(str, range(99)) if murmur2(key.encode()) % PARTITIONS == murmur2(b"u") % PARTITIONS)
+    position = world.post(("u", 100, 1), stream="again")
+    seen = []
+    for stream_time in (101, 115, 116, 1_110, 1_120):
+        position = world.post((other, stream_time, 1), stream="again")
+        routed = world.look(f"{path}/u", min_position=position, timeout_ms=60_000)
+        for _ in range(3):
+            found = world.look(f"{path}/u")
+            assert found["items"] == routed["items"]
+            assert found["as_of"]["stream_time"] == stream_time
+        seen.append([(item["window"]["end"], item["is_final"]) for item in found["items"]])
+    assert seen == [[(100, False)]] * 2 + [[(100, True)]] * 2 + [[]]
+    world.call("POST", "/v1/jobs/again:stop")
 
 
 # ---------------------------------------------------------------- batches, owners, lists

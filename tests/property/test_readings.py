@@ -5,19 +5,24 @@ The naive twin is a sorted list with a filter. Entries are put into dictionaries
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api import key_pages
+from service.api.key_pages import KeyPage
+from service.lookups import StoreLayout
 from service.streams.layouts import reserved, store_keys
 from service.streams.layouts.entries import NO_END, NO_TIME, SessionColumns
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.stores import reading
-from service.streams.stores.reading import Page, Place, Query, read, read_page
+from service.streams.stores.reading import Page, Place, Query, look_up, read, read_page
 from service.streams.topology.graph import form_of
 from tests.task import DictState, job
 
@@ -169,6 +174,64 @@ def test_one_key_in_one_partition_is_what_all_pages_say_of_it(
         if after is None:
             break
     assert found == naive({one for one in entries if one.partition == 1}, query, 0)
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 90)), min_size=2, max_size=12)
+
+
+@given(st.lists(ONES, min_size=3, max_size=3), STEPS, st.sampled_from([b"", b"a", b"aaaaaaaab"]), st.booleans())
+def test_a_page_that_is_kept_says_what_a_new_one_says(
+    states: list[set[One]], steps: list[tuple[int, int, int]], key: bytes, is_end_inclusive: bool
+) -> None:
+    """Whatever the store held at the lookups before, and however stream time went on, or back to another replica's."""
+    layout = StoreLayout("store", replace(FORM, is_end_inclusive=is_end_inclusive), True, 3)
+    kept = KeyPage(layout, key, 1)
+    for state, hot, stream_time in steps:
+        findings = look_up(stored(states[state], hot, 3, stream_time)[1], kept.ask)
+        items = kept.items(findings)
+        assert items is not None
+        assert items == KeyPage(layout, key, 1).items(findings)
+        found = [(one["window"]["end"], one["window"]["start"]) for one in orjson.loads(items)]
+        of_partition = {one for one in states[state] if one.partition == 1}
+        assert found == [(one.end, one.start) for one in naive(of_partition, Query.of_key(key), stream_time)]
+
+
+def test_items_that_stay_the_same_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(key_pages, "items_as_json", lambda page, _: made.append(len(page.items)) or b"[]")
+    kept = KeyPage(StoreLayout("store", FORM, True, 1), b"a", 0)
+    one, other = One(b"a", 3, 0, 0), One(b"a", 30, 20, 0)
+    closes_at, lives_until = one.end + GAP_MS, one.end + KEPT_MS
+    for entries, stream_time in (
+        ({one}, 3),
+        ({one}, closes_at),
+        ({one}, closes_at + 1),
+        ({one}, lives_until),
+        ({one}, lives_until + 1),
+        ({one}, lives_until + 9),
+        ({one, other}, 40),
+    ):
+        kept.items(look_up(stored(entries, 3, 1, stream_time)[0], kept.ask))
+    assert made == [1, 1, 0, 2], "new, final, expired, with another one"
+
+
+@pytest.mark.parametrize("long", ["items", "entries", "nothing"])
+def test_a_large_page_is_not_kept(monkeypatch: pytest.MonkeyPatch, long: str) -> None:
+    made = 0
+
+    def items_as_json(*_: object) -> bytes:
+        nonlocal made
+        made += 1
+        return bytes(500 + (long == "items"))
+
+    monkeypatch.setattr(key_pages, "items_as_json", items_as_json)
+    monkeypatch.setattr(key_pages, "MAX_KEPT_BYTES", 500)
+    kept = KeyPage(StoreLayout("store", FORM, True, 1), b"a", 0)
+    sessions = {One(b"a", start + 3, start, 0) for start in range(0, 900 if long == "entries" else 10, 10)}
+    findings = look_up(stored(sessions, 100, 1, 903)[0], kept.ask)
+    for _ in range(3):
+        kept.items(findings)
+    assert made == (1 if long == "nothing" else 3)
 
 
 def test_an_answer_tells_the_moment_even_where_nothing_can_be_found() -> None:

@@ -181,6 +181,12 @@ class Form:
             return False
         return stream_time > entry.closes_at if self.is_end_inclusive else stream_time >= entry.closes_at
 
+    def same_until(self, entry: Entry, stream_time: int) -> int:
+        """The last stream time (ms), from this one on, at which an entry that is there still is, and is as final."""
+        if entry.closes_at is None or self.is_final(entry, stream_time):
+            return entry.lives_until
+        return min(entry.lives_until, entry.closes_at - (not self.is_end_inclusive))
+
 
 def read_page(
     form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None = None
@@ -225,6 +231,11 @@ class Few:
             if form.is_wanted(entry, query, time)
         ]
         return Page(items, None, {partition: findings})
+
+    def same_until(self, page: Page) -> int:
+        """The last stream time (ms), from the page's on, at which the same store entries give the same page."""
+        time = page.findings[self.ask.partition].stream_time
+        return min([self._form.same_until(found.entry, time) for found in page.items], default=END_OF_TIME)
 
 
 def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:
