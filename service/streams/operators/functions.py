@@ -135,16 +135,27 @@ class Events:
         """As the kernels take them."""
         return self.kinds, self.slots, self.others, self.outs
 
-    def row_of(self, event: int) -> int:
-        """The record that an event belongs to: its own, or that of the next event that takes one in."""
+    @property
+    def records(self) -> Int32s:
+        """The record that each belongs to: its own, or that of the next event that takes one in. Where none follows (a
+        late record may only copy a window), that of the last one.
+        """
         if self.rows is not None:
-            return int(self.rows[event])
-        takes_in = self.kinds[event:] <= fold.JOIN
-        return int(self.others[event + int(np.argmax(takes_in))])
+            return self.rows
+        takes_in = np.flatnonzero(self.kinds <= fold.JOIN)
+        if not len(takes_in):
+            return np.zeros(len(self.kinds), np.int32)
+        nexts = np.searchsorted(takes_in, np.arange(len(self.kinds)))
+        found: Int32s = self.others[takes_in[np.minimum(nexts, len(takes_in) - 1)]]
+        return found
 
-    def only(self, kept: npt.NDArray[np.bool_], rows: Int32s) -> Events:
-        """Some of them, given the record that each of all belongs to."""
-        return Events(self.kinds[kept], self.slots[kept], self.others[kept], self.outs[kept], rows[kept])
+    def row_of(self, event: int) -> int:
+        """The record that one belongs to."""
+        return int(self.records[event])
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Events:
+        """Some of them."""
+        return Events(self.kinds[kept], self.slots[kept], self.others[kept], self.outs[kept], self.records[kept])
 
 
 class Failure(Exception):
@@ -585,8 +596,8 @@ class Custom(Objects):
             [key.decode("utf-8", "surrogateescape") for key in inputs.keys.to_pylist()],
             _Room(events, MAX_SAID // self.share),
         )
-        for event, kind, slot, other, place in events:
-            key = keys[events.row_of(event)]
+        for (event, kind, slot, other, place), row in zip(events, events.records.tolist(), strict=True):
+            key = keys[row]
             try:
                 text = self._step(mine, key, kind, slot, other, inputs, state[0])
             except Exception as error:

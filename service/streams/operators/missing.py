@@ -68,13 +68,10 @@ class Folded:
         events, is_there = self._events, ~is_missing(self._after, function)
         if is_there.all():
             return events
+        merges = np.flatnonzero(events.kinds == fold.MERGE)
         takes_in = np.flatnonzero(events.kinds <= fold.JOIN)
-        if not len(takes_in):
-            return events.only(is_there, np.zeros(len(events.kinds), np.int32))
-        nexts = np.searchsorted(takes_in, np.arange(len(events.kinds)))
-        causes = takes_in[np.minimum(nexts, len(takes_in) - 1)]
-        is_there &= (events.kinds != fold.MERGE) | is_there[causes]
-        return events.only(is_there, events.others[causes])
+        is_there[merges] &= is_there[takes_in[np.searchsorted(takes_in, merges)]]
+        return events.only(is_there)
 
 
 def nulled(texts: pa.Array, missing: Flags) -> pa.Array:

@@ -368,6 +368,14 @@ def test_an_installed_aggregator_gets_keys_and_whole_values_and_may_change_its_a
     assert run_all(again, cut(batch, [1, 1, 1])) == expected
 
 
+def test_a_late_record_that_only_makes_a_copy_of_a_window_asks_an_installed_aggregator_nothing(installed):
+    """Its own windows, and those it is in, are closed: but for the one right after it."""
+    running = task("custom", V, {"type": "sliding", "time_difference_ms": 10, "grace_ms": 0}, aggregator="concat")
+    for key, at in [("a", 20), ("a", 25), ("b", 26), ("a", 16)]:
+        out = outputs(running.run(batch_of([{"key": key, "value": {"v": at}, "timestamp": at}])))
+    assert [(record["window"]["start"], record["value"]) for record in out] == [(17, {"x": "0+20+25"})]
+
+
 def test_what_an_installed_aggregator_says_is_cut_where_it_is_too_much(installed, monkeypatch):
     monkeypatch.setattr(functions, "MAX_SAID", 10)
     found = parts(task("custom", V, aggregator="concat"), batch_of(records(1, 2, 3)))
