@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from service.streams.records import Chunk, ChunkMeta, Count, Id, Int32, Int64, Published
+from service.streams.records import Chunk, ChunkMeta, Count, Handover, Id, Int32, Int64, Published
 from service.streams.topology.replays import Wanted
 
 MAX_WAIT_MS = 10_000  # of a long poll
@@ -87,13 +87,14 @@ class HeldTask(msgspec.Struct, frozen=True):
 
 
 class PollRequest(msgspec.Struct, frozen=True):
-    """The tasks that the slot holds, and the specification that it knows (empty: not said); the answer comes when one
-    of them changes or there is work.
+    """The tasks that the slot holds, and the specification and version of its job that it knows (empty, 0: not said);
+    the answer comes when one of them changes or there is work.
     """
 
     tasks: list[HeldTask] = []
     timeout_ms: WaitMs = MAX_WAIT_MS
     spec_sha256: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    job_version: Count = 0
 
 
 class SegmentsRequest(msgspec.Struct, frozen=True):
@@ -151,7 +152,8 @@ class Counters(TypedDict, total=False):
 
 class TaskCommit(msgspec.Struct, frozen=True):
     """One batch of one task: inputs, stream time or a replay moved, segments to publish. Repeated under the same
-    id it gets the first answer. `has_backlog`: it leaves operators with output of what they have read.
+    id it gets the first answer. `has_backlog`: it leaves operators with output of what they have read. `adopted`: the
+    version of the job that the task's stores stand at from this commit on, which does nothing else.
     """
 
     commit_id: Id
@@ -166,6 +168,7 @@ class TaskCommit(msgspec.Struct, frozen=True):
     stream_time: Int64 = -1
     applied: dict[str, Count] = {}
     has_backlog: bool = False
+    adopted: Count | None = None
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
@@ -229,13 +232,14 @@ class WantedJobs(msgspec.Struct, frozen=True):
 
 
 class JobToRun(msgspec.Struct, frozen=True):
-    """A job as it was posted and as it was compiled."""
+    """A version of a job as it was posted and as it was compiled."""
 
     id: str
     name: str
     spec: dict[str, Any]
     topology: dict[str, Any]
     spec_sha256: str = ""
+    version: int = 1
 
 
 class StreamRef(msgspec.Struct, frozen=True):
@@ -305,6 +309,15 @@ class KeptRange(msgspec.Struct, frozen=True):
     wanted: Wanted
 
 
+class Adoption(msgspec.Struct, frozen=True):
+    """A version of the job that a task has not begun yet: what each of its stores (by name) remembers of the operators
+    that filled it before. The task's next commit is for this alone.
+    """
+
+    version: int
+    stores: dict[str, Handover]
+
+
 class AssignedTask(msgspec.Struct, frozen=True):
     """A task of a slot as the catalog sees it now.
 
@@ -328,19 +341,24 @@ class AssignedTask(msgspec.Struct, frozen=True):
     changelogs: dict[str, int] = {}
     skips: list[tuple[int, int]] = []
     heads_digest: int = 0
+    adopt: Adoption | None = None
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to do."""
-        return bool(self.work) or self.advance is not None or self.replay is not None
+        return bool(self.work) or any(each is not None for each in (self.advance, self.replay, self.adopt))
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
-    """What a slot should do, exactly the tasks that it owns, and the job where the slot knows a former one."""
+    """What a slot should do, exactly the tasks that it owns, and the job where the slot knows a former one, with the
+    ids behind its names.
+    """
 
     directive: Literal["run", "leave"]
     tasks: list[AssignedTask] = []
     job: JobToRun | None = None
+    streams: dict[str, StreamRef] = {}
+    stores: dict[str, StoreRef] = {}
 
 
 class ChunkRange(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from service.protocol import (
     FailRequest,
     HeartbeatRequest,
     HeldTask,
+    JobToRun,
     JoinedInstance,
     JoinedSlot,
     JoinRequest,
@@ -135,12 +136,15 @@ class Api:
         slot: str,
         held: Sequence[HeldTask],
         wait_ms: int,
+        known: JobToRun | None = None,
         *,
-        spec_sha256: str = "",
         patience_s: float = PATIENCE_S,
     ) -> PollAnswer:
-        """What to do next with the tasks held; waits until there is something. Raises ApiError."""
-        held_now = PollRequest(list(held), wait_ms, spec_sha256)
+        """What to do next with the tasks held, of a job as it is known; waits until there is something. Raises
+        ApiError.
+        """
+        version = ("", 0) if known is None else (known.spec_sha256, known.version)
+        held_now = PollRequest(list(held), wait_ms, *version)
         return self._ask(PollAnswer, "POST", f"{slot}:poll", held_now, wait_s=wait_ms / 1000, patience_s=patience_s)
 
     def find_chunks(self, slot: str, stream_id: str, partition: int, offset: int, max_records: int) -> ChunkRange:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from service.protocol import AssignedTask, JobToRun, JoinedSlot
+from service.protocol import AssignedTask, JoinedSlot
 from service.storage.segments import Storage
 from service.storage.view import View
 from service.streams.topology.chain import Chain
@@ -19,27 +19,44 @@ from spark_jobs.memory import Footprint
 from spark_jobs.reading import ChunkReader
 from spark_jobs.stores import JobStores
 from spark_jobs.tasks import StreamTask
-from spark_jobs.work import Advance, GoOn, Outcome, Replay, Restore, Routes, Run, TaskRunner, read_batch, read_kept
+from spark_jobs.work import (
+    Adopt,
+    Advance,
+    GoOn,
+    Outcome,
+    Replay,
+    Restore,
+    Routes,
+    Run,
+    TaskRunner,
+    read_batch,
+    read_kept,
+)
 
 
 class SlotJob:
-    """Makes tasks of a job, and does their work."""
+    """Makes tasks of a job, and does their work. `joined`: the job as it is run, with the ids behind its names."""
 
     def __init__(
         self, place: SlotPlace, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
     ) -> None:
         self._chain = cache(self._make_chain)
-        self.respecify(joined.job)
-        self._routes = Routes(joined.streams, joined.stores)
         self._reader, self._footprint = ChunkReader(storage), footprint
-        self._stores = JobStores(place, joined, self._topology, storage, find)
-        self.views: Copies[View] = Copies(self._stores.view)
+        self._make_stores = partial(JobStores, place, storage=storage, find=find)
+        self._begin(joined)
 
-    def respecify(self, job: JobToRun) -> None:
-        """Run by this specification from now on; stores and streams are those of the former one."""
-        self.spec_sha256 = job.spec_sha256
-        self._topology, self._on_error = Topology.from_json(job.topology), job.spec["on_error"]
+    def change(self, joined: JoinedSlot) -> None:
+        """Run by this version of the job from now on. Tasks that the slot keeps keep their replicas."""
+        self.close()
         self._chain.cache_clear()
+        self._begin(joined)
+
+    def _begin(self, joined: JoinedSlot) -> None:
+        self.joined = joined
+        self._topology, self._on_error = Topology.from_json(joined.job.topology), joined.job.spec["on_error"]
+        self._routes = Routes(joined.streams, joined.stores)
+        self._stores = self._make_stores(joined, self._topology)
+        self.views: Copies[View] = Copies(self._stores.view)
 
     def forget_read(self) -> None:
         """Nothing is to be done: nothing that was read is kept."""
@@ -78,6 +95,9 @@ class SlotJob:
                     return None
                 task.note_run(outcome.cut_after)
                 return outcome
+            case Adopt(version):
+                with task.states() as states:
+                    return self._runner(task).adopt(states, version)
             case Replay(given):
                 kept = read_kept(self._reader, task.assigned, given)
                 self._footprint.note(kept.rows.nbytes)

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Self
 
+import msgspec
 import structlog
 
 from service import logs
-from service.protocol import AssignedTask, ChunkRange, JobToRun, JoinedSlot, TaskError, Verdict
+from service.protocol import AssignedTask, ChunkRange, JobToRun, JoinedSlot, PollAnswer, TaskError, Verdict
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
@@ -109,11 +110,10 @@ class Slot:
         self._footprint = memory.Footprint()
         storage = open_storage(place.storage_uri)
         self._job = SlotJob(place, joined, storage, self._find_chunks, self._footprint)
-        self._views = self._job.views
         self._tasks: dict[str, StreamTask] = {}
         self._writer = SegmentWriter(storage, partial(api.register_segments, self._path))
         self._rounds = Rounds(*_pace(joined.job))
-        self._border = TaskBorder(self._report, joined.streams, self.log)
+        self._border = self._new_border(joined)
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
 
     def __enter__(self) -> Self:
@@ -130,13 +130,12 @@ class Slot:
         """Ask what to do and do it once; False after leaving. Raises Gone when the slot is not there any more."""
         time.sleep(self._rounds.pause_s(self._tasks.values()))
         try:
-            held = [task.held(self._joined.stores) for task in self._tasks.values()]
-            answer = self._api.poll(self._path, held, self._wait_ms(), spec_sha256=self._job.spec_sha256)
+            held = [task.held(self._job.joined.stores) for task in self._tasks.values()]
+            answer = self._api.poll(self._path, held, self._wait_ms(), self._job.joined.job)
             if answer.directive == "leave":
                 return self._leave()
             if answer.job is not None:
-                self._job.respecify(answer.job)
-                self._rounds.change(*_pace(answer.job))
+                self._change(answer, answer.job)
             self._own(answer.tasks)
             self._restore()
             self._run_round()
@@ -145,6 +144,16 @@ class Slot:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
             self.log.warning("api_unreachable", error=str(error))
         return True
+
+    def _change(self, answer: PollAnswer, job: JobToRun) -> None:
+        """Run by another version of the job. Tasks whose epochs rose with it end before their stores may be others."""
+        epochs = {task.task: task.epoch for task in answer.tasks}
+        held = [task.assigned for task in self._tasks.values()]
+        self._own([task for task in held if epochs.get(task.task) == task.epoch])
+        joined = msgspec.structs.replace(self._job.joined, job=job, streams=answer.streams, stores=answer.stores)
+        self._job.change(joined)
+        self._border = self._new_border(joined)
+        self._rounds.change(*_pace(job))
 
     def _own(self, assigned: list[AssignedTask]) -> None:
         """Own exactly these tasks, under these epochs."""
@@ -173,8 +182,8 @@ class Slot:
         """
         tasks = [task for task in self._tasks.values() if not task.has_failed]
         moments_s = [task.failures.not_before_s for task in tasks if task.has_backlog or not task.is_restored]
-        if self._views.is_behind:
-            moments_s.append(self._views.failures.not_before_s)
+        if self._job.views.is_behind:
+            moments_s.append(self._job.views.failures.not_before_s)
         left_s = min(moments_s, default=math.inf) - time.monotonic()
         return math.ceil(1000 * min(max(0.0, left_s), self._joined.lease_ms / 1000))
 
@@ -206,8 +215,8 @@ class Slot:
     def _follow_views(self) -> None:
         """Bring views nearer to what was committed; give memory back where that was the last that was to do."""
         is_idle = not any(task.is_due for task in self._tasks.values())
-        self._views.follow(_until_s(is_alone=is_idle))
-        if is_idle and not self._views.is_behind and not self._behind():
+        self._job.views.follow(_until_s(is_alone=is_idle))
+        if is_idle and not self._job.views.is_behind and not self._behind():
             self._job.forget_read()
             self._footprint.settle()
 
@@ -245,7 +254,7 @@ class Slot:
         task.failures.clear()
         for store, chunk in prepared.changelog_chunks(verdict.published):
             task.replicas[store].take(chunk)
-            self._views.take((store, task.assigned.partition), chunk)
+            self._job.views.take((store, task.assigned.partition), chunk)
         task.note_backlog()
 
     # ------------------------------------------------------------ what others ask of the API through the slot
@@ -260,6 +269,9 @@ class Slot:
         found = self._api.find_chunks(self._path, stream_id, partition, offset, most)
         self._footprint.note(None if found.chunks else 0)
         return found
+
+    def _new_border(self, joined: JoinedSlot) -> TaskBorder:
+        return TaskBorder(self._report, joined.streams, self.log)
 
     def _report(self, task: StreamTask, error: TaskError) -> None:
         self._api.fail_task(self._path, task_id=task.assigned.task, epoch=task.assigned.epoch, error=error)

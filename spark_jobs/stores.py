@@ -25,7 +25,7 @@ class JobStores:
     """Makes followers of one job's stores."""
 
     def __init__(
-        self, place: SlotPlace, joined: JoinedSlot, topology: Topology, storage: Storage, find: FindChunks
+        self, place: SlotPlace, joined: JoinedSlot, topology: Topology, *, storage: Storage, find: FindChunks
     ) -> None:
         self._place, self._joined, self._storage, self._find = place, joined, storage, find
         self._specs = {store.name: store for store in topology.stores()}

@@ -5,6 +5,7 @@ partition, and what a commit says. It refuses to know Spark, the API and where r
 so any work can be done and tested anywhere.
 
 Restore   the replicas are behind their changelogs: nothing else is possible
+Adopt     a version of the job that the task's stores do not stand at yet: nothing is done by it before
 GoOn      operators still have output of what they have read: it comes before anything new
 Replay    records that were dropped and kept, to take in again
 Run       records to read, a range an input
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from service.protocol import (
+    Adoption,
     Advanced,
     AdvanceReason,
     AssignedTask,
@@ -41,6 +43,7 @@ from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
 from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
 from service.streams.measures import spread
+from service.streams.operators.adoption import adopt
 from service.streams.partitioner import split_by_partition
 from service.streams.records import REPARTITION_SCHEMA, StateReader, as_records
 from service.streams.topology.chain import Chain, ChainResult, Repartitioned
@@ -59,6 +62,13 @@ States = Mapping[str, StateReader]
 @dataclass(frozen=True, slots=True)
 class Restore:
     """Bring the replicas to the ends of their changelogs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Have the stores remember what the version before made of them; inputs stay."""
+
+    given: Adoption
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +97,15 @@ class Replay:
     given: KeptRange
 
 
-Work = Restore | GoOn | Replay | Run | Advance
+Work = Restore | Adopt | GoOn | Replay | Run | Advance
 
 
 def next_work(assigned: AssignedTask, *, is_restored: bool, has_backlog: bool, most: int | None) -> Work | None:
     """What a task does next; None: nothing. `most`: records to read at once, an input (None: as many as assigned)."""
     if not is_restored:
         return Restore()
+    if assigned.adopt is not None:
+        return Adopt(assigned.adopt)
     if has_backlog:
         return GoOn()
     if assigned.replay is not None:
@@ -207,7 +219,8 @@ class Outcome:
     def is_nothing(self) -> bool:
         """Whether there is nothing to commit: what was read has to wait."""
         commit = self.commit
-        return not (commit.positions or commit.advance or commit.replayed or self.segments or commit.has_backlog)
+        is_of_time = commit.advance or commit.replayed or commit.has_backlog
+        return not (commit.positions or is_of_time or self.segments or commit.adopted)
 
     @property
     def nbytes(self) -> int:
@@ -271,6 +284,16 @@ class TaskRunner:
         started_s = time.perf_counter()
         nothing = self._nothing()
         return self._outcome(self.chain.go_on(states, nothing.origins), nothing, started_s)
+
+    def adopt(self, states: States, given: Adoption) -> Outcome:
+        """What the stores remember of the operators that filled them before, and nothing else."""
+        stores = self.routes.stores
+        changes = {name: adopt(states[name], handover) for name, handover in given.stores.items()}
+        written = {name: batch for name, batch in changes.items() if batch is not None}
+        pieces = [(stores[name].changelog, self.assigned.partition, batch) for name, batch in written.items()]
+        segments = [encode_segment(pieces)] if pieces else []
+        commit = self._commit(clock.NOT_STARTED, adopted=given.version)
+        return Outcome(commit, segments, {name: number for number, name in enumerate(written)})
 
     def advance(self, states: States, reason: AdvanceReason) -> Outcome:
         """Close what is open in the stores; the task is done when nothing is found to be."""
@@ -336,6 +359,7 @@ class TaskRunner:
         replayed: Move | None = None,
         counters: Counters | None = None,
         has_backlog: bool = False,
+        adopted: int | None = None,
     ) -> TaskCommit:
         return TaskCommit(
             commit_id=uuid.uuid4().hex,
@@ -348,6 +372,7 @@ class TaskRunner:
             counters=counters or {},
             stream_time=stream_time,
             has_backlog=has_backlog,
+            adopted=adopted,
         )
 
     def _outputs(self, result: ChainResult) -> Iterator[tuple[str, int, pa.RecordBatch]]:

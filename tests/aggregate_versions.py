@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.streams.operators.aggregate import AggregateSpec
-from service.streams.operators.aggregate_layouts import next_layouts
 from service.streams.topology.graph import Topology
 from tests import naive, naive_windows
 from tests.naive_windows import Function
@@ -23,7 +22,7 @@ def versions_of(operator: Record, changes: Sequence[Record]) -> list[Topology]:
     found, layouts, old = [], None, AggregateSpec.model_validate(operator)
     for change in ({}, *changes):
         new = AggregateSpec.model_validate({**operator, **change})
-        layouts, old = next_layouts(layouts, old, new), new
+        layouts, old = old.layouts_after(new, layouts), new
         stored = json.loads(json.dumps(job([new.model_dump(mode="json", exclude_none=True)]).to_json()))
         stored["sub_topologies"][0]["nodes"][0]["store"]["layouts"] = json.loads(json.dumps(layouts))
         found.append(Topology.from_json(stored))

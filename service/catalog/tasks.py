@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 from service.catalog import replays
 from service.catalog.driver import Prepared
 from service.catalog.inputs import READ, TaskInput, inputs_of
+from service.catalog.jobs import streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
 from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
-from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, JobToRun, Role
+from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, JobToRun, Role, StoreRef, StreamRef
 
 
 @dataclass(slots=True)
@@ -109,6 +110,15 @@ _CHANGELOGS = Prepared(
 def job_to_run(job: JobRow) -> JobToRun:
     """A job, for those who run it."""
     return JobToRun(job.id, job.name, job.spec, job.topology, job.spec_sha256)
+
+
+def ids_of_job(s: Session, job_id: str) -> tuple[dict[str, StreamRef], dict[str, StoreRef]]:
+    """The ids behind the names of a job's streams and stores, for those who run it."""
+    stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job_id).order_by(StoreRow.name))
+    return (
+        {stream.name: StreamRef(stream.id, stream.partitions) for stream in streams_of(s, job_id)},
+        {store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},
+    )
 
 
 def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -> list[Assigned]:

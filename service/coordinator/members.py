@@ -15,12 +15,11 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, wake
 from service.catalog.job_states import STAFFED, lock_job
-from service.catalog.jobs import streams_of
-from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, StoreRow, TaskRow
-from service.catalog.tasks import job_to_run
+from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, TaskRow
+from service.catalog.tasks import ids_of_job, job_to_run
 from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
 from service.coordinator.ownership import end_slots, members_of, rebalance, take_tasks
-from service.protocol import JoinedSlot, StoreRef, StreamRef, WantedJob, WantedJobs
+from service.protocol import JoinedSlot, WantedJob, WantedJobs
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
 
@@ -207,15 +206,7 @@ def _awaited(s: Session, job: JobRow, initial_delay_ms: int) -> list[sticky.Memb
 
 
 def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> JoinedSlot:
-    stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id).order_by(StoreRow.name))
-    return JoinedSlot(
-        slot=slot_id,
-        lease_ms=lease_ms,
-        lineage=lineage_of(s),
-        job=job_to_run(job),
-        streams={at.name: StreamRef(at.id, at.partitions) for at in streams_of(s, job.id)},
-        stores={store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},
-    )
+    return JoinedSlot(slot_id, lease_ms, lineage_of(s), job_to_run(job), *ids_of_job(s, job.id))
 
 
 def slots_of(s: Session, instance_id: str) -> Sequence[str]:

@@ -22,7 +22,7 @@ from service.catalog.job_states import STAFFED, WORKING, fail_job, go_on_flushin
 from service.catalog.progress import JobProgress, Patience
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
 from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
-from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe, job_to_run
+from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe, ids_of_job, job_to_run
 from service.coordinator.leases import (
     LEASE_OF_SLOT,
     LIVE,
@@ -127,7 +127,8 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     again_ms = min((ms for ms in (to_advance.look_again_ms, pausing.look_again_ms) if ms is not None), default=None)
     if progress is not None and (pausing.task_ids or again_ms is not None):
         topics.add(progress_topic(now.job_id))
-    outcome = PollOutcome(PollAnswer("run", described, changed), is_ready, frozenset(topics), again_ms)
+    ids = ({}, {}) if changed is None else ids_of_job(s, now.job_id)
+    outcome = PollOutcome(PollAnswer("run", described, changed, *ids), is_ready, frozenset(topics), again_ms)
     reports = {
         task.id: _report(mine, changelogs.get(task.id, []))
         for task in tasks

@@ -10,25 +10,12 @@ have deleted and others have not yet: so the old one leaves a `floor`.
 
 from __future__ import annotations
 
-import msgspec
 import pyarrow as pa
 
 from service.streams import clock
 from service.streams.layouts.changelog import change, changelog_of
 from service.streams.layouts.reserved import BEGINS_KEY, CLOSED_KEY, FLOOR_KEY, pack_time, stream_time, time_at
-from service.streams.records import StateReader
-
-
-class Handover(msgspec.Struct, frozen=True):
-    """What a store must know of the version before, all in ms, None where there is nothing to know.
-
-    `delay_ms`: what the old operator took off stream time to have what is closed. `kept_ms`: how long its entries
-    lived after their own time. `begins_at`: the store is a new one, and begins at this stream time.
-    """
-
-    delay_ms: int | None = None
-    kept_ms: int | None = None
-    begins_at: int | None = None
+from service.streams.records import Handover, StateReader
 
 
 def adopt(state: StateReader, handover: Handover) -> pa.RecordBatch | None:

@@ -6,20 +6,21 @@ It knows when results go on and as what (semantics.md); who belongs together is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
 from service.streams.clock import CloseReason
-from service.streams.errors import AggregateFailed
+from service.streams.errors import AggregateFailed, Problem
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.reserved import stream_time
+from service.streams.operators.aggregate_layouts import next_layouts
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import FanOut, Kept, StatefulSpec, operator
 from service.streams.operators.entry_columns import State
@@ -44,11 +45,22 @@ from service.streams.operators.windows import (
     WindowSpec,
     closing_delay_ms,
     form_of_windows,
+    handover_of,
     index_lag_ms,
     kept_ms,
     store_type,
+    unkept,
 )
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, as_records, as_task_rows, empty
+from service.streams.records import (
+    TASK_SCHEMA,
+    Dropped,
+    Handover,
+    StateReader,
+    StoreSpec,
+    as_records,
+    as_task_rows,
+    empty,
+)
 from service.streams.samples import LATENESS, WINDOW_DROPS, Measure
 from service.streams.stores.families import Table
 from service.streams.stores.reading import Form
@@ -89,6 +101,23 @@ class AggregateSpec(StatefulSpec):
     def kept(self) -> Kept:
         """An entry a group."""
         return Kept(store_type(self.window), "ordered", None if self.window is None else kept_ms(self.window))
+
+    def handover(self) -> Handover:
+        """When its windows closed."""
+        return Handover() if self.window is None else handover_of(self.window)
+
+    def unkept(self, new: Self) -> Iterator[Problem]:
+        """Other windows, results at other times; of a table, which has no end, functions that miss what was before."""
+        yield from unkept(self.window, new.window)
+        if self.emit != new.emit:
+            yield Problem("/emit", "what went on already would go on again, or never")
+        for name, function in new.aggregates.items() if self.window is None else ():
+            if self.aggregates.get(name) != function:
+                yield Problem(f"/aggregates/{name}", "without windows it would never have seen what was before")
+
+    def layouts_after(self, new: Self, former: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Another one for other functions. Raises TooManyLayouts."""
+        return next_layouts(former, self.aggregates, new.aggregates)
 
     def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Aggregate:
         """It gathers and folds."""

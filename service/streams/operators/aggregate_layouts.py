@@ -5,10 +5,11 @@ It knows when a store needs another layout; it refuses to know how entries of a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from service.streams.layouts.entries import FIRST_LAYOUT
-from service.streams.operators.aggregate import AggregateSpec
+from service.streams.operators.functions import FunctionSpec
 
 MAX_LAYOUTS: Final = 255  # ids are one byte, and 0 is none
 
@@ -21,9 +22,10 @@ class TooManyLayouts(Exception):
 
 
 def next_layouts(
-    former: list[dict[str, Any]] | None, old: AggregateSpec, new: AggregateSpec
+    former: list[dict[str, Any]] | None, old: Mapping[str, FunctionSpec], new: Mapping[str, FunctionSpec]
 ) -> list[dict[str, Any]] | None:
-    """`StoreSpec.layouts` of a store that has `former` under `old`, once its operator is `new`. Raises TooManyLayouts.
+    """`StoreSpec.layouts` of a store that has `former` under the functions `old`, once they are `new`. Raises
+    TooManyLayouts.
 
     Other functions, or the same in another order, are another layout, even where an earlier one had just these: a
     function that was away has not seen what came meanwhile.
@@ -37,5 +39,5 @@ def next_layouts(
     return [*layouts, {"id": layouts[-1]["id"] + 1, "aggregates": after}]
 
 
-def _written(spec: AggregateSpec) -> dict[str, Any]:
-    return {name: function.model_dump(mode="json", exclude_none=True) for name, function in spec.aggregates.items()}
+def _written(functions: Mapping[str, FunctionSpec]) -> dict[str, Any]:
+    return {name: function.model_dump(mode="json", exclude_none=True) for name, function in functions.items()}

@@ -10,7 +10,7 @@ it runs. Nothing else has to name it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from service.streams.errors import Problem
 from service.streams.operators.fields import OperatorName, Spec, is_absent
 from service.streams.operators.step import OnError, Stateful, Stateless
 from service.streams.operators.upstream import Upstream
-from service.streams.records import Layout, StoreSpec, StoreType
+from service.streams.records import Handover, Layout, StoreSpec, StoreType
 from service.streams.samples import LATENESS, Measure
 from service.streams.stores.reading import Form
 
@@ -45,6 +45,14 @@ class Kept(NamedTuple):
     type: StoreType
     layout: Layout
     interval_ms: int | None = None
+
+
+class Condition(NamedTuple):
+    """What must be so of a buffer when a version begins: it holds no more than this (None: any number)."""
+
+    max_records: int | None
+    max_bytes: int | None
+    detail: str
 
 
 class OperatorSpec(Spec):
@@ -95,6 +103,8 @@ class StatefulSpec(OperatorSpec):
     """What its store holds, as lookups and metrics call it."""
     measures: ClassVar[tuple[Measure, ...]] = (LATENESS,)
     """Under which names people see what it measures."""
+    may_change: ClassVar[frozenset[str]] = frozenset()
+    """The fields that a later version may have otherwise over the same store."""
 
     @property
     def partitioned_by(self) -> str | None:
@@ -114,6 +124,26 @@ class StatefulSpec(OperatorSpec):
     def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
         """How its store is read. `spec` is its JSON: who looks need not have all installed that it needs to run."""
         raise NotImplementedError
+
+    def handover(self) -> Handover:
+        """What a later version over the same store must know of this one."""
+        return Handover(kept_ms=self.kept.interval_ms)
+
+    def unkept(self, new: Self) -> Iterator[Problem]:
+        """Why its store can not go on under a later version of it; pointers are relative to the operator."""
+        for name in type(self).model_fields.keys() - self.may_change - {"op", "name", "after"}:
+            if getattr(self, name) != getattr(new, name):
+                yield Problem(f"/{name}", "what is stored was found by the former one")
+
+    def conditions(self, new: Self | None) -> Iterator[Condition]:
+        """What must be so in its store when a later version of it begins; None: one without it."""
+        yield from ()
+
+    def layouts_after(self, new: Self, former: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """The layouts of entries that its store has once a later version has taken it over, given those that it has
+        (`StoreSpec.layouts`).
+        """
+        return former
 
 
 def operator(spec: type[S]) -> type[S]:

@@ -42,6 +42,7 @@ class AnyDeduplicateSpec(StatefulSpec):
     interval_ms: Duration
 
     kind: ClassVar[str] = "deduplicate"
+    may_change: ClassVar[frozenset[str]] = frozenset({"interval_ms"})
 
     @property
     def kept(self) -> Kept:

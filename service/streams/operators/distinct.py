@@ -6,9 +6,9 @@ silently by the records that do not go on. It refuses to know batches: every cut
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from service.streams.clock import CloseReason
+from service.streams.errors import Problem
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import distinct as kernel
 from service.streams.layouts import store_keys
@@ -33,10 +34,12 @@ from service.streams.operators.windows import (
     TumblingWindow,
     closing_delay_ms,
     form_of_windows,
+    handover_of,
     kept_ms,
     store_type,
+    unkept,
 )
-from service.streams.records import TASK_SCHEMA, Dropped, StateReader, StoreSpec, empty
+from service.streams.records import TASK_SCHEMA, Dropped, Handover, StateReader, StoreSpec, empty
 from service.streams.samples import LATENESS, WINDOW_DROPS, Measure
 from service.streams.stores.families import PackedSessions, Texts
 from service.streams.stores.reading import Form
@@ -63,6 +66,14 @@ class DistinctSpec(StatefulSpec):
     def kept(self) -> Kept:
         """An entry a window."""
         return Kept(store_type(self.window), "ordered", kept_ms(self.window))
+
+    def handover(self) -> Handover:
+        """When its windows closed."""
+        return handover_of(self.window)
+
+    def unkept(self, new: Self) -> Iterator[Problem]:
+        """Other windows."""
+        return unkept(self.window, new.window)
 
     def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Distinct:
         """It lets the first one through."""

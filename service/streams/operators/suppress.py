@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from service.streams.kernels import suppress as kernel
 from service.streams.layouts import store_keys
 from service.streams.operators.buffer_flow import BufferFeed, Flow, load
 from service.streams.operators.closing import say_why
-from service.streams.operators.declaration import Kept, StatefulSpec, operator
+from service.streams.operators.declaration import Condition, Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
 from service.streams.operators.keyed import Keyed
 from service.streams.operators.step import OnError, Rest, Step
@@ -87,6 +87,7 @@ class SuppressSpec(StatefulSpec):
     buffer: BufferSpec = BufferSpec()
 
     kind: ClassVar[str] = "suppress"
+    may_change: ClassVar[frozenset[str]] = frozenset({"until", "time_limit_ms", "buffer"})
     measures: ClassVar[tuple[Measure, ...]] = (
         LATENESS,
         Level(
@@ -120,6 +121,13 @@ class SuppressSpec(StatefulSpec):
     def kept(self) -> Kept:
         """What is held back, until it leaves."""
         return Kept("key_value", "ordered")
+
+    def conditions(self, new: Self | None) -> Iterator[Condition]:
+        """What it holds back leaves by its own rule, and fits into its buffer."""
+        if new is None or new.until != self.until:
+            yield Condition(0, None, "what is held back now would never come out, or at another time")
+        elif new.buffer.is_bounded and not new.buffer.may_emit_early:
+            yield Condition(new.buffer.max_records, new.buffer.max_bytes, "the buffer would be too full at once")
 
     def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Suppress:
         """It holds updates back."""

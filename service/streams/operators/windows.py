@@ -9,19 +9,22 @@ session             [first, last] timestamp, both inclusive; a record within the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationInfo, field_validator
 
 from service.streams.clock import END_OF_TIME, saturated
+from service.streams.errors import Problem
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
-from service.streams.records import StoreType
+from service.streams.records import Handover, StoreType
 from service.streams.stores.families import PackedSessionFamily, Sessions, Values, Windows, WindowTimes
 from service.streams.stores.reading import Form
 
 DEFAULT_RETENTION_MS: Final = 24 * 60 * 60 * 1000
 MAX_OVERLAP: Final = 1000  # hopping windows that one record may fall into
+
+_MAY_CHANGE: Final = frozenset({"grace_ms", "retention_ms", "gap_ms"})  # of windows that are stored
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT64)]
 
@@ -115,6 +118,23 @@ def kept_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
             return saturated(difference, delay, max(retention, 2 * difference))
         case _:
             return saturated(window.size_ms, delay, retention)
+
+
+def handover_of(window: TimeWindow | SlidingWindow | SessionWindow) -> Handover:
+    """What a later version must know of a store with such windows."""
+    return Handover(closing_delay_ms(window), kept_ms(window))
+
+
+def unkept(window: BaseModel | None, new: BaseModel | None) -> Iterator[Problem]:
+    """Why stored windows can not go on as others; pointers are relative to the operator."""
+    before = {} if window is None else window.model_dump(exclude=set(_MAY_CHANGE))
+    after = {} if new is None else new.model_dump(exclude=set(_MAY_CHANGE))
+    if before.get("type") != after.get("type"):
+        yield Problem("/window/type" if after else "/window", "what is stored are other windows, or none")
+        return
+    for name, was in before.items():
+        if after[name] != was:
+            yield Problem(f"/window/{name}", f"what is stored are windows of {was}")
 
 
 def store_type(window: TimeWindow | SlidingWindow | SessionWindow | None) -> StoreType:

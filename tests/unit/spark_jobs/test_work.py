@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 
 from service import ranges
-from service.protocol import AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
+from service.protocol import Adoption, AssignedTask, InputHead, InputRange, Move, StoreRef, StreamRef, TaskCommit
 from service.storage.segments import Storage, encode_segment, open_storage, path_of
 from service.streams import clock, inputs
 from service.streams.errors import ExpressionFailed, SegmentDamaged, SuppressionFull
 from service.streams.inputs import Batch, Input, InputPosition, Part, Unread
+from service.streams.layouts.reserved import CLOSED_KEY, FLOOR_KEY, pack_time
 from service.streams.partitioner import murmur2, partition_of
-from service.streams.records import OFFSET_FIELD, RECORD_SCHEMA, Chunk, Published, as_records, as_task_rows
+from service.streams.records import OFFSET_FIELD, RECORD_SCHEMA, Chunk, Handover, Published, as_records, as_task_rows
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
@@ -28,7 +29,7 @@ from spark_jobs.client import Json
 from spark_jobs.commits import SegmentWriter
 from spark_jobs.reading import ChunkReader
 from spark_jobs.tasks import StreamTask
-from spark_jobs.work import Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
+from spark_jobs.work import Adopt, Advance, GoOn, Outcome, Restore, Routes, Run, TaskRunner, next_work, read_batch
 from tests.target_ranges import of_target
 from tests.task import DictState, rows_of, shown
 
@@ -159,6 +160,14 @@ def test_nothing_is_done_before_the_replicas_are_restored() -> None:
 
 def test_what_operators_have_still_to_give_comes_before_what_is_to_be_read() -> None:
     assert next_work(assigned(work=[RANGE]), is_restored=True, has_backlog=True, most=None) == GoOn()
+
+
+def test_a_version_is_adopted_before_anything_is_done_by_it() -> None:
+    version = Adoption(2, {})
+    task = assigned(work=[RANGE], adopt=version)
+    assert task.is_due
+    assert next_work(task, is_restored=True, has_backlog=True, most=None) == Adopt(version)
+    assert next_work(task, is_restored=False, has_backlog=False, most=None) == Restore()
 
 
 def test_what_was_assigned_is_run() -> None:
@@ -370,6 +379,27 @@ def test_the_cut_into_batches_changes_nothing() -> None:
 
 
 # ---------------------------------------------------------------- time
+
+
+def test_a_version_is_adopted_by_a_commit_of_its_own() -> None:
+    topology, state = compiled([CLOSING]), DictState()
+    running, states = runner(topology), {"job-closing": state}
+    ((_, _, first),) = written(running.run(batch(record("a", 25)), states))
+    state.replay(first, topology.stores()[0])
+    outcome = running.adopt(states, Adoption(3, {"job-closing": Handover(delay_ms=5, kept_ms=20)}))
+    ((stream, partition, changes),) = written(outcome)
+    assert (stream, partition, outcome.changelogs) == ("job-closing-changelog-id", 0, {"job-closing": 0})
+    assert dict(zip(*(column.to_pylist() for column in changes.columns), strict=True)) == {
+        CLOSED_KEY: pack_time(20),
+        FLOOR_KEY: pack_time(5),
+    }
+    assert (outcome.commit.adopted, outcome.commit.positions, outcome.commit.stream_time) == (3, [], clock.NOT_STARTED)
+    assert not outcome.is_nothing
+
+
+def test_a_version_is_adopted_though_there_is_nothing_to_remember() -> None:
+    outcome = runner(compiled([CLOSING])).adopt({"job-closing": DictState()}, Adoption(2, {"job-closing": Handover(5)}))
+    assert (outcome.segments, outcome.commit.adopted, outcome.is_nothing) == ([], 2, False)
 
 
 def test_time_is_advanced_to_what_closes_everything_and_then_nothing_is_open() -> None:

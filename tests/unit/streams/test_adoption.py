@@ -3,7 +3,8 @@
 import pytest
 
 from service.streams.layouts.reserved import BEGINS_KEY, CLOSED_KEY, FLOOR_KEY, OBS_KEY, pack_time, unpack_time
-from service.streams.operators.adoption import Handover, adopt
+from service.streams.operators.adoption import adopt
+from service.streams.records import Handover
 from tests.task import DictState
 
 RESERVED = {OBS_KEY: "obs", CLOSED_KEY: "closed_to", FLOOR_KEY: "floor", BEGINS_KEY: "begins_at"}

@@ -1,0 +1,391 @@
+"""Versions of a job: what becomes of its stores and its outputs where its specification changes and its state stays.
+
+It knows what a change of the whole asks of each operator that keeps state (what of its own fields may change, each
+declares): equal keys in the same tasks, rows of the same shape. It refuses to know what is in a store (it names the
+conditions), who owns a task and when a change takes place.
+
+verdict     unchanged   nothing of it changes
+            keeps       the store goes on, from here on by the new specification
+            empty       a new store begins empty, at the task's stream time
+            restarts    as asked for, the store begins anew, empty, at the task's stream time
+            removed     the store stays until the job is reset or deleted, and nothing is written to it
+            refused     what is stored would mean something else
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
+
+from service.streams.errors import Problem
+from service.streams.operators import OperatorSpec, StatefulSpec
+from service.streams.operators.aggregate_layouts import TooManyLayouts
+from service.streams.operators.declaration import Condition
+from service.streams.operators.upstream import Upstream
+from service.streams.records import Handover, StoreSpec
+from service.streams.topology.complaints import pointer
+from service.streams.topology.graph import Node, Topology
+from service.streams.topology.spec import JobSpec
+
+OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "refused"]
+SinkVerdict = Literal["unchanged", "keeps", "added", "removed"]
+
+_OTHERWISE: Final = "make another job of it, or `:copy` this one and change the copy"
+_SHAPE: Final = ("type", "size_ms", "advance_ms", "time_difference_ms")  # what windows in stores are aligned by
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A specification and what it was compiled to."""
+
+    spec: JobSpec
+    topology: Topology
+
+    def handovers(self) -> dict[str, Handover]:
+        """By store what the operators of a later version need to know of how it was filled."""
+        operators = {operator.name: operator for operator in self.spec.operators if isinstance(operator, StatefulSpec)}
+        return {store.name: operators[store.operator].handover() for store in self.topology.stores()}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorChange:
+    """What becomes of an operator: its name now, or the former one where it is removed; the store that it keeps, or
+    kept (None: it keeps no state).
+    """
+
+    operator: str
+    op: str
+    verdict: OperatorVerdict
+    detail: str
+    former: str | None = None
+    store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkChange:
+    """What becomes of the records of a sink."""
+
+    stream: str
+    verdict: SinkVerdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A version beside the one before. `topology`: the new one, whose stores know what they have taken over;
+    `inherited`: operator → its former name, of stores that go on; `conditions`: by former store name, what must be so
+    at the change; `problems`: what is refused, with pointers into the new specification.
+    """
+
+    topology: Topology
+    operators: list[OperatorChange] = field(default_factory=list)
+    sinks: list[SinkChange] = field(default_factory=list)
+    inherited: dict[str, str] = field(default_factory=dict)
+    conditions: list[tuple[str, Condition]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def compare(
+    old: Version, new: Version, *, renames: Mapping[str, str] | None = None, restart: Collection[str] = ()
+) -> Comparison:
+    """What becomes of a job. `renames`: former name → name now; `restart`: which operators (by now) begin anew."""
+    return _Comparing(old, new, dict(renames or {}), set(restart)).comparison()
+
+
+# ---------------------------------------------------------------- what reaches an operator
+
+
+class _Step(NamedTuple):
+    """Something on the way of records: `source`, a `cut` between tasks, or an operator (its `op`), and all of it that
+    counts, as JSON.
+    """
+
+    kind: str
+    what: str
+
+
+Way = tuple[_Step, ...]
+
+
+class _Place(NamedTuple):
+    """Where an operator stands: the way of the records that reach it, itself not included."""
+
+    sub_topology: int
+    node: Node
+    way: Way
+
+    @property
+    def keys(self) -> Way:
+        """What of its way says which keys records have, and in which tasks they lie."""
+        return tuple(step for step in self.way if step.kind in {"select_key", "cut"})
+
+    @property
+    def shape(self) -> tuple[bool, dict[str, Any]]:
+        """What rows are as they reach it: updates of a table or none, and the windows that they carry."""
+        return _shape(self.node.upstream)
+
+
+def _shape(upstream: Upstream) -> tuple[bool, dict[str, Any]]:
+    window = upstream.window or {}
+    return upstream.is_table, {name: window[name] for name in _SHAPE if name in window}
+
+
+class _Layout:
+    """A topology with all ways in it. `names`: what operators are called in the other version, where renamed."""
+
+    def __init__(self, version: Version, names: Mapping[str, str]) -> None:
+        self.places: dict[str, _Place] = {}
+        self.sinks: dict[str, Way] = {}
+        self.structure: list[Any] = []
+        behind: dict[str, Way] = {}  # by repartition stream
+        for each in version.topology.sub_topologies:
+            ways = [behind.get(source, (_Step("source", source),)) for source in each.sources]
+            start = ways[0] if len(ways) == 1 else (_Step("source", ", ".join(each.sources)),)
+            passed: list[Way] = []
+            for node in each.nodes:
+                way = start if node.parent is None else passed[node.parent]
+                self.places[node.name] = _Place(each.id, node, way)
+                passed.append((*way, _Step(node.op, _canonical(node.spec))))
+            for sink in each.sinks:
+                way = start if sink.parent is None else passed[sink.parent]
+                self.sinks[sink.stream] = (*way, _Step("where", sink.where or ""))
+            cuts = []
+            for cut in each.repartitions:
+                way = start if cut.parent is None else passed[cut.parent]
+                behind[cut.stream] = (*way, _Step("cut", f"{cut.by or 'key'} -> {cut.targets}"))
+                cuts.append((names.get(cut.operator, cut.operator), cut.targets))
+            read = [names.get(name, name) for name in (self._origin(version, source) for source in each.sources)]
+            self.structure.append((read, each.partitions, sorted(cuts)))
+
+    @staticmethod
+    def _origin(version: Version, source: str) -> str:
+        """What a repartition stream is named after, or the user stream itself."""
+        found = version.topology.repartitions().get(source)
+        return source if found is None else found[1].operator
+
+
+def _canonical(spec: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in spec.items() if name not in {"name", "after"}}, sort_keys=True)
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+class _Comparing:
+    def __init__(self, old: Version, new: Version, renames: dict[str, str], restart: set[str]) -> None:
+        self._old, self._new, self._renames, self._restart = old, new, renames, restart
+        self._before, self._after = _Layout(old, renames), _Layout(new, {})
+        self._formers = {now: was for was, now in renames.items()}
+        self._found = Comparison(new.topology)
+
+    def comparison(self) -> Comparison:
+        found = self._found
+        found.problems.extend([*self._misnamed(), *self._misplaced()])
+        if not found.problems:
+            for place, (name, operator) in enumerate(zip(self._names, self._new.spec.operators, strict=True)):
+                self._judge(place, name, operator)
+            self._judge_removed()
+            self._judge_sinks()
+        return replace(found, topology=self._inheriting())
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return self._new.spec.operator_names
+
+    def _misnamed(self) -> Iterator[Problem]:
+        """Names beside the specification that name nothing."""
+        if self._new.spec.name != self._old.spec.name:
+            yield Problem("/name", f"a job keeps its name, {self._old.spec.name!r}: {_OTHERWISE}")
+        kept_before = {each.operator for each in self._old.topology.stores()}
+        kept_now = {each.operator for each in self._new.topology.stores()}
+        for was, now in self._renames.items():
+            if was not in kept_before:
+                yield Problem(pointer("renames", was), f"there is no operator {was!r} with a store to rename")
+            elif now not in kept_now:
+                yield Problem(pointer("renames", was), f"{now!r} is no operator with a store of the new version")
+            elif now in kept_before and now not in self._renames:
+                yield Problem(pointer("renames", was), f"{now!r} is another operator of the former version")
+        if len(set(self._renames.values())) < len(self._renames):
+            yield Problem("/renames", "two operators can not become one")
+        for name in sorted(self._restart - kept_now):
+            yield Problem("/restart", f"{name!r} is no operator with a store of the new version")
+
+    def _misplaced(self) -> Iterator[Problem]:
+        """Tasks, and what they read of each other, stay."""
+        before, after = self._before.structure, self._after.structure
+        if self._old.spec.sources != self._new.spec.sources:
+            yield Problem("/source", f"the sources of a job stay: {_OTHERWISE}")
+        elif len(before) != len(after):
+            detail = f"the job would have {len(after)} sub-topologies instead of {len(before)}"
+            yield Problem("/operators", f"{detail}, whose tasks begin with nothing: {_OTHERWISE}")
+        elif before != after:
+            detail = "records would go from task to task otherwise than they do now"
+            yield Problem("/operators", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
+
+    # ------------------------------------------------------------ operators
+
+    def _judge(self, place: int, name: str, operator: OperatorSpec) -> None:
+        if not isinstance(operator, StatefulSpec):
+            return self._judge_stateless(name, operator)
+        was = self._formers.get(name, name)
+        former = self._former(was, name)
+        store = self._store(self._new, operator.name).name
+        if former is None:
+            detail = (
+                "begins empty; what waits for windows to close gets none of what is open now unless it changes again"
+            )
+            self._note(OperatorChange(name, operator.op, "empty", detail, None, store))
+            return None
+        if name in self._restart:
+            detail = "begins anew, empty, at the stream time of each task"
+            self._note(OperatorChange(name, operator.op, "restarts", detail, was, store))
+            return None
+        objections = [*self._objections(was, name, former, operator)]
+        if objections:
+            way_out = f"; `restart: [{json.dumps(name)}]` begins it empty"
+            at = pointer("operators", place)
+            self._found.problems.extend(Problem(at + each.pointer, each.detail + way_out) for each in objections)
+            detail = "; ".join(each.detail for each in objections)
+            self._note(OperatorChange(name, operator.op, "refused", detail, was, store))
+            return None
+        self._found.inherited[name] = was
+        former_store = self._store(self._old, was).name
+        self._found.conditions.extend((former_store, each) for each in former.conditions(operator))
+        details = [*_differences(former, operator), *self._reached_by_others(was, name)]
+        if was != name:
+            details.insert(0, f"was {was!r}")
+        verdict: OperatorVerdict = "keeps" if details else "unchanged"
+        self._note(OperatorChange(name, operator.op, verdict, "; ".join(details), was, store))
+        return None
+
+    def _former(self, was: str, name: str) -> StatefulSpec | None:
+        """The operator that the store had; None where there was none, or it goes on under another name."""
+        if was in self._renames and self._renames[was] != name:
+            return None
+        by_name = {each.name: each for each in self._old.spec.operators if isinstance(each, StatefulSpec)}
+        return by_name.get(was)
+
+    def _objections(self, was: str, name: str, former: StatefulSpec, operator: StatefulSpec) -> Iterator[Problem]:
+        """Why the store can not go on."""
+        before, after = self._before.places[was], self._after.places[name]
+        own = (
+            [Problem("/op", f"it was {former.op}, which keeps something else")]
+            if former.op != operator.op
+            else [*former.unkept(operator)]
+        )
+        yield from own
+        if own:
+            return
+        if before.sub_topology != after.sub_topology:
+            yield Problem("", "it would run in other tasks, which have none of its state")
+        elif before.keys != after.keys:
+            yield Problem("", "the records that reach it have other keys, or lie in other tasks")
+        elif before.shape != after.shape:
+            yield Problem("", "what reaches it are updates of a table where it was records, or carry other windows")
+
+    def _judge_stateless(self, name: str, operator: OperatorSpec) -> None:
+        """One that keeps nothing is what it is: its rows are made by the new specification from here on."""
+        after = self._after.places.get(name)
+        if after is None:  # a cut between tasks, which stay as they are
+            return self._note(OperatorChange(name, operator.op, "unchanged", "", name))
+        step = _Step(operator.op, _canonical(after.node.spec))
+        before = self._before.places.get(name)
+        if before is not None and before.node.op == operator.op and operator.name is not None:
+            details = "; ".join(_changes(before.node.spec, after.node.spec))
+            return self._note(OperatorChange(name, operator.op, "keeps" if details else "unchanged", details, name))
+        had = {(each.node.op, _canonical(each.node.spec)) for each in self._before.places.values()}
+        if (step.kind, step.what) in had:
+            return self._note(OperatorChange(name, operator.op, "unchanged", "", name))
+        return self._note(OperatorChange(name, operator.op, "keeps", "applies from here on"))
+
+    def _judge_removed(self) -> None:
+        gone = {each.operator: each for each in self._old.topology.stores()}
+        for change in self._found.operators:
+            gone.pop(change.former or "", None)
+        for name, store in gone.items():
+            spec = next(each for each in self._old.spec.operators if each.name == name)
+            if isinstance(spec, StatefulSpec):
+                self._found.conditions.extend((store.name, each) for each in spec.conditions(None))
+            detail = "its store stays until the job is reset or deleted; an operator of this name later begins empty"
+            self._note(OperatorChange(name, spec.op, "removed", detail, name, store.name))
+        now = {(each.node.op, _canonical(each.node.spec)) for each in self._after.places.values()}
+        named = {each.operator for each in self._found.operators}
+        for name, place in self._before.places.items():
+            is_stateless = place.node.store is None
+            if is_stateless and name not in named and (place.node.op, _canonical(place.node.spec)) not in now:
+                self._note(OperatorChange(name, place.node.op, "removed", "applies no more", name))
+
+    def _reached_by_others(self, was: str, name: str) -> Iterator[str]:
+        """That other records reach it than before, as something on their way is otherwise."""
+        if self._before.places[was].way != self._after.places[name].way:
+            yield "what reaches it is made by the new version from here on"
+
+    def _note(self, change: OperatorChange) -> None:
+        self._found.operators.append(change)
+
+    # ------------------------------------------------------------ sinks
+
+    def _judge_sinks(self) -> None:
+        before, after = self._before.sinks, self._after.sinks
+        for stream, way in after.items():
+            if stream not in before:
+                self._found.sinks.append(SinkChange(stream, "added", "gets results from here on"))
+            elif before[stream] != way:
+                detail = "the records in it were made by former versions; those behind them by this one"
+                self._found.sinks.append(SinkChange(stream, "keeps", detail))
+            else:
+                self._found.sinks.append(SinkChange(stream, "unchanged", ""))
+        for stream in before.keys() - after.keys():
+            self._found.sinks.append(SinkChange(stream, "removed", "keeps its records and gets no more"))
+
+    # ------------------------------------------------------------ stores
+
+    def _inheriting(self) -> Topology:
+        """The new topology, whose stores that go on know the layouts of what is in them."""
+        old = {each.name: each for each in self._old.spec.operators if isinstance(each, StatefulSpec)}
+        new = {each.name: each for each in self._new.spec.operators if isinstance(each, StatefulSpec)}
+        layouts = {}
+        for name, was in self._found.inherited.items():
+            try:
+                layouts[name] = old[was].layouts_after(new[name], self._store(self._old, was).layouts)
+            except TooManyLayouts as error:
+                at = pointer("operators", self._names.index(name), "aggregates")
+                self._found.problems.append(Problem(at, str(error)))
+
+        def inheriting(node: Node) -> Node:
+            if node.store is None or layouts.get(node.name) is None:
+                return node
+            return replace(node, store=replace(node.store, layouts=layouts[node.name]))
+
+        return replace(
+            self._new.topology,
+            sub_topologies=[
+                replace(each, nodes=[inheriting(node) for node in each.nodes])
+                for each in self._new.topology.sub_topologies
+            ],
+        )
+
+    @staticmethod
+    def _store(version: Version, operator: str) -> StoreSpec:
+        return next(each for each in version.topology.stores() if each.operator == operator)
+
+
+def _differences(former: OperatorSpec, operator: OperatorSpec) -> Iterator[str]:
+    """The fields that differ, as people read them."""
+    return _changes(former.model_dump(mode="json"), operator.model_dump(mode="json"))
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name), after.get(name)
+        if not within and name in {"name", "after"}:
+            continue
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            yield from _changes(was, now, f"{within}{name}.")
+        elif was != now:
+            yield f"{within}{name}: {json.dumps(was)} -> {json.dumps(now)}"
+    if list(before) != list(after) and dict(before) == dict(after):
+        yield f"{within.rstrip('.')}: in another order"
