@@ -80,6 +80,12 @@ class _CatalogCollector(Collector):
             totals.repartition_bytes,
         )
         yield _family(
+            GaugeMetricFamily(
+                "millrace_job_repartition_lag_records", "Records unread in repartition streams", labels=["job"]
+            ),
+            totals.repartition_lag,
+        )
+        yield _family(
             CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )
         yield _family(

@@ -140,9 +140,12 @@ class SpreadFigures(TypedDict, total=False):
 
 
 class Counters(TypedDict, total=False):
-    """What the batch adds to the totals of its task, by operator where it is an operator's."""
+    """What the batch adds to the totals of its task, by operator where it is an operator's. `repartitioned_in`: so many
+    of `records_in` came from repartition streams.
+    """
 
     records_in: Count
+    repartitioned_in: Count
     records_out: Count
     dropped: dict[str, dict[str, Count]]
     advances: dict[str, Count]

@@ -41,7 +41,7 @@ from service.protocol import (
 from service.storage.segments import EncodedSegment, encode_repartitions, encode_segment
 from service.streams import clock
 from service.streams.errors import OperatorFailed, SuppressionFull
-from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of
+from service.streams.inputs import Batch, Input, InputPosition, Part, Unread, batch_of, split_words
 from service.streams.measures import spread
 from service.streams.operators.adoption import adopt
 from service.streams.partitioner import split_by_partition
@@ -338,6 +338,8 @@ class TaskRunner:
             "batch_us": cast("SpreadFigures", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
             "operators": result.measures,
         }
+        if repartitioned := self._repartitioned(batch, result.taken):
+            counters["repartitioned_in"] = repartitioned
         if advance is not None:
             counters["advances"] = {advance.reason: 1}
         commit = self._commit(
@@ -349,6 +351,14 @@ class TaskRunner:
             has_backlog=result.is_more,
         )
         return Outcome(commit, segments, {name: len(outputs) + n for n, name in enumerate(result.changes)})
+
+    def _repartitioned(self, batch: Batch, taken: int) -> int:
+        """How many of the first rows of a batch come from repartition streams."""
+        numbers = [number for number, head in enumerate(self.assigned.inputs) if head.sub_log is not None]
+        if len(numbers) in (0, len(batch.starts)):
+            return taken if numbers else 0
+        words = batch.origins.words(batch.rows.column("ordinal").to_numpy()[:taken])
+        return int(np.isin(split_words(words)[0], numbers).sum())
 
     def _commit(
         self,

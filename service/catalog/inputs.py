@@ -135,10 +135,14 @@ def inputs_of_job(s: Session, job_id: str) -> dict[str, list[TaskInput]]:
     return _inputs(s, _OF_JOB, job_id=job_id)
 
 
-def lags(s: Session, job_id: str | None = None) -> dict[str, Lag]:
-    """Task id → what it has not read yet, of the tasks of one job or of all."""
-    read = _inputs(s, _OF_ALL) if job_id is None else inputs_of_job(s, job_id)
-    return {task_id: lag_of(inputs) for task_id, inputs in read.items()}
+def inputs_of_all(s: Session) -> dict[str, list[TaskInput]]:
+    """Task id → its inputs, by number, of every task of every job."""
+    return _inputs(s, _OF_ALL)
+
+
+def lags(s: Session, job_id: str) -> dict[str, Lag]:
+    """Task id → what it has not read yet, of the tasks of a job."""
+    return {task_id: lag_of(inputs) for task_id, inputs in inputs_of_job(s, job_id).items()}
 
 
 def lag_of(inputs: Iterable[TaskInput]) -> Lag:
@@ -147,6 +151,19 @@ def lag_of(inputs: Iterable[TaskInput]) -> Lag:
     for at in inputs:
         found[at.sub_log is not None] += at.lag
     return Lag(*found)
+
+
+def unread_of_repartitions(inputs: Iterable[TaskInput]) -> dict[str, int]:
+    """Stream id → records in logs of a repartition stream that not every one of its targets has passed."""
+    most: dict[tuple[str, int], int] = {}
+    for at in inputs:
+        if at.sub_log is not None:
+            log = (at.stream_id, at.partition)
+            most[log] = max(at.lag, most.get(log, 0))
+    found: dict[str, int] = {}
+    for (stream_id, _), lag in most.items():
+        found[stream_id] = found.get(stream_id, 0) + lag
+    return found
 
 
 def lowest_position(s: Session, stream_id: str, partition: int) -> int | None:

@@ -152,7 +152,7 @@ def _source_position(names: Mapping[str, str], at: TaskInput) -> SourcePosition:
 
 
 def metrics(s: Session, job_id: str) -> Json:
-    """The counters of the job's tasks, as those of one; `records_in` of those that read what users posted."""
+    """The counters of the job's tasks, as those of one; `records_in` of what users posted."""
     total: Json = {}
     for counters, reads_user in s.execute(select(TaskRow.counters, READS_USER).where(TaskRow.job_id == job_id)):
         total = measures.beside(total, of_job(counters, reads_user=reads_user))
@@ -160,8 +160,11 @@ def metrics(s: Session, job_id: str) -> Json:
 
 
 def of_job(counters: Json, *, reads_user: bool) -> Json:
-    """The counters of a task, as far as they count for its job."""
-    return counters if reads_user else {name: value for name, value in counters.items() if name != "records_in"}
+    """The counters of a task, as far as they count for its job: what it read of repartition streams does not."""
+    found = {name: value for name, value in counters.items() if name not in ("records_in", "repartitioned_in")}
+    if reads_user and "records_in" in counters:
+        found["records_in"] = counters["records_in"] - counters.get("repartitioned_in", 0)
+    return found
 
 
 def transitions_of(

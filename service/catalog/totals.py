@@ -6,16 +6,17 @@ It knows sums and counts; it refuses to know how they are named and shown.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
-from service.catalog.inputs import Lag, lags
+from service.catalog.inputs import Lag, TaskInput, inputs_of_all, inputs_of_job, lag_of, unread_of_repartitions
 from service.catalog.jobs import READS_USER, of_job
 from service.catalog.tables import (
     InstanceRow,
@@ -60,8 +61,8 @@ class OperatorStore(NamedTuple):
 
 @dataclass
 class CatalogTotals:
-    """Totals since each job was made. `jobs` by state, `rebalances` by job; `repartition_bytes` by job with repartition
-    streams: what lies in them.
+    """Totals since each job was made. `jobs` by state, `rebalances` by job; of jobs with repartition streams
+    `repartition_bytes`: what lies in them, and `repartition_lag`: records that not every target has passed.
     """
 
     jobs: dict[str, int]
@@ -70,7 +71,8 @@ class CatalogTotals:
     live_slots: int
     tasks: Sequence[TaskTotals]
     stores: Sequence[OperatorStore]
-    repartition_bytes: dict[str, int] = field(default_factory=dict)
+    repartition_bytes: Mapping[str, int] = field(default_factory=dict)
+    repartition_lag: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def records_in(self) -> Counter[str]:
@@ -99,6 +101,12 @@ class CatalogTotals:
 
 def catalog_totals(s: Session) -> CatalogTotals:
     """All of it, from one snapshot."""
+    inputs = inputs_of_all(s)
+    unread = unread_of_repartitions(chain.from_iterable(inputs.values()))
+    repartition_bytes, repartition_lag = Counter[str](), Counter[str]()
+    for job, stream_id, size in s.execute(_REPARTITION_BYTES):
+        repartition_bytes[job] += int(size)
+        repartition_lag[job] += unread.get(stream_id, 0)
     return CatalogTotals(
         jobs=dict(s.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()),
         rebalances=dict(s.execute(_REBALANCES).all()),
@@ -106,25 +114,22 @@ def catalog_totals(s: Session) -> CatalogTotals:
         live_slots=s.scalars(
             select(func.count()).where(SlotRow.state == "live", SlotRow.lease_until_ms > now_ms(s))
         ).one(),
-        tasks=task_totals(s),
+        tasks=_task_totals(s, _TASKS, inputs),
         stores=operator_stores(s),
-        repartition_bytes={job: int(size) for job, size in s.execute(_REPARTITION_BYTES)},
+        repartition_bytes=repartition_bytes,
+        repartition_lag=repartition_lag,
     )
 
 
-def task_totals(s: Session, job_id: str | None = None) -> list[TaskTotals]:
-    """The tasks of one job or of all, in order."""
-    query = (
-        select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters)
-        .add_columns(TaskRow.id, READS_USER.label("reads_user"))
-        .join(TaskRow, TaskRow.job_id == JobRow.id)
-        .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition)
-    )
-    lag_of = lags(s, job_id)
-    rows = s.execute(query if job_id is None else query.where(JobRow.id == job_id))
+def task_totals(s: Session, job_id: str) -> list[TaskTotals]:
+    """The tasks of a job, in order."""
+    return _task_totals(s, _TASKS.where(JobRow.id == job_id), inputs_of_job(s, job_id))
+
+
+def _task_totals(s: Session, tasks: Select[Any], inputs: Mapping[str, Sequence[TaskInput]]) -> list[TaskTotals]:
     return [
-        TaskTotals(job, task, sub_topology, partition, counters, lag_of[task_id], reads_user)
-        for job, task, sub_topology, partition, counters, task_id, reads_user in rows
+        TaskTotals(job, task, sub_topology, partition, counters, lag_of(inputs[task_id]), reads_user)
+        for job, task, sub_topology, partition, counters, task_id, reads_user in s.execute(tasks)
     ]
 
 
@@ -146,12 +151,18 @@ def store_partitions(tasks: Iterable[TaskTotals], stores: Iterable[OperatorStore
     return [(store.id, p) for store in stores for p in partitions.get((store.job, store.sub_topology), [])]
 
 
+_TASKS = (
+    select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters)
+    .add_columns(TaskRow.id, READS_USER.label("reads_user"))
+    .join(TaskRow, TaskRow.job_id == JobRow.id)
+    .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition)
+)
 _REPARTITION_BYTES = (
-    select(JobRow.name, func.sum(PartitionRow.bytes))
+    select(JobRow.name, StreamRow.id, func.sum(PartitionRow.bytes))
     .join(StreamRow, StreamRow.job_id == JobRow.id)
     .join(PartitionRow, PartitionRow.stream_id == StreamRow.id)
     .where(StreamRow.kind == "repartition")
-    .group_by(JobRow.name)
+    .group_by(JobRow.name, StreamRow.id)
 )
 _REBALANCES = (
     select(JobRow.name, func.count()).join(RebalanceRow, RebalanceRow.job_id == JobRow.id).group_by(JobRow.name)

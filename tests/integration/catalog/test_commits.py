@@ -219,7 +219,7 @@ def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog
 
     worker.commit(commit_of(first, counters=held(9, 5)), commit_of(second, counters=held(4, 7)))
     worker.commit(commit_of(replace(first, version=1), counters=held(2, 6)))
-    tasks = {task.task: task.counters for task in catalog.read(totals.task_totals)}
+    tasks = {task.task: task.counters for task in catalog.read(totals.catalog_totals).tasks}
     assert tasks[first.name]["operators"]["s"] == {
         "emitted": 2,
         "buffer_records": {"count": 2, "sum": 11, "max": 9, "last": 2},

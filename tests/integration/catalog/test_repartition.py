@@ -513,6 +513,31 @@ def test_records_and_lag_of_a_job_are_those_of_its_sources(
     assert (found.lag["visits"], [task.lag.records for task in found.tasks]) == (2, [0, 2, 5, 5])
 
 
+def test_of_a_task_with_both_kinds_of_input_only_what_users_posted_counts_for_its_job(catalog: Catalog) -> None:
+    make_stream(catalog, "clicks", partitions=1)
+    make_stream(catalog, "views", partitions=2)
+    worker = slot(catalog, join(catalog), make_job(catalog, source=["clicks", "views"]))
+    tasks = {task.name: task for task in worker.tasks()}
+    for name, counters in {"0_0": {"records_in": 4}, "1_0": {"records_in": 9, "repartitioned_in": 3}}.items():
+        accept(worker, commit_of(tasks[name], counters=counters))
+    assert catalog.read(jobs.metrics, worker.joined.job.id) == {"records_in": 10}
+    assert catalog.read(totals.catalog_totals).records_in["visits"] == 10
+
+
+def test_a_repartition_is_as_far_behind_as_its_least_far_targets(catalog: Catalog, clicks: StreamRow) -> None:
+    worker = three_stages(catalog)
+    first, second = (stream_id(worker, f"visits-{name}-repartition") for name in ("spread", "again"))
+    assert catalog.read(totals.catalog_totals).repartition_lag == {"visits": 0}
+    write(worker, "0_0", {0: 3, 1: 2}, stream=first)
+    write(worker, "0_1", {1: 4}, stream=first)
+    read(worker, "1_0")
+    assert catalog.read(totals.catalog_totals).repartition_lag == {"visits": 5 + 4}
+    write(worker, "1_1", {0: 6}, stream=second)
+    assert catalog.read(totals.catalog_totals).repartition_lag == {"visits": 6}
+    read(worker, "2_0", "2_1")
+    assert catalog.read(totals.catalog_totals).repartition_lag == {"visits": 0}
+
+
 def test_a_record_is_skipped_where_the_job_failed_at_it(
     catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -552,6 +554,22 @@ def test_what_can_not_run_yet_is_nothing_to_commit(storage: Storage) -> None:
     held = StreamTask(task, {}, lambda: pytest.fail("its operators are not asked"))
     held.hold()
     assert (held.held({}).held_at, held.is_due) == (77, False)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"), [((None, None), None), ((None, 0), 2), ((0, 0), 5)], ids=["users'", "both kinds", "none"]
+)
+def test_records_of_repartition_streams_are_counted_apart(
+    targets: tuple[int | None, int | None], expected: int | None
+) -> None:
+    found = [as_records(rows_of([record(str(i), i) for i in range(count)])) for count in (3, 2)]
+    parts = [Part(records, 0, np.arange(records.num_rows)) for records in found]
+    unread = [Unread(Input("x", i), InputPosition(0), part.records.num_rows, [part]) for i, part in enumerate(parts)]
+    heads = [InputHead("x", i, 0, 9, sub_log=target) for i, target in enumerate(targets)]
+    task = runner(compiled([]))
+    task = replace(task, assigned=msgspec.structs.replace(task.assigned, inputs=heads))
+    counters = task.run(inputs.batch_of(unread), {}).commit.counters
+    assert (counters["records_in"], counters.get("repartitioned_in")) == (5, expected)
 
 
 def test_a_chunk_that_is_read_bit_by_bit_is_decoded_once(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
