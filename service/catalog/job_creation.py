@@ -96,7 +96,7 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
     """
     known = s.scalars(select(JobRow).where(JobRow.name == spec.name)).one_or_none()
     if known is not None:
-        if known.spec_sha256 != _digest(spec.to_json()):
+        if not has_spec(known, spec):
             raise JobExists(spec.name).at("/name")
         return known
     for i, sink in enumerate(spec.sinks):
@@ -114,6 +114,14 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
     return None
 
 
+def has_spec(job: JobRow, spec: JobSpec) -> bool:
+    """Whether a job has this specification. What it was stored as may know less fields: those have their defaults."""
+    try:
+        return job.spec == spec.to_json() or JobSpec.parse(job.spec).to_json() == spec.to_json()
+    except InvalidSpec:  # an operator of it is not installed any more
+        return False
+
+
 def set_spec(
     s: Session,
     job: JobRow,
@@ -128,9 +136,9 @@ def set_spec(
 
     Raises StreamExists in the place of the stream of dropped records.
     """
-    columns = _specified(spec, topology)
-    if columns["spec_sha256"] == job.spec_sha256:
+    if has_spec(job, spec):
         return
+    columns = _specified(spec, topology)
     for column, value in columns.items():
         setattr(job, column, value)
     _keep_dropped(s, job, topology)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy.orm import Session
 
 from service import coordinator
 from service.catalog import job_creation, job_states, jobs, segments, streams
@@ -18,6 +19,7 @@ from service.streams.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from service.streams.topology import graph
 from tests.integration.catalog.world import (
     ends,
     join,
@@ -56,6 +58,29 @@ def test_an_equal_body_is_the_same_job_and_another_is_refused(catalog: Catalog) 
     assert (again.id, is_new) == (job.id, False)
     with pytest.raises(JobExists):
         submit(catalog, spec_of(max_batch_records=1))
+
+
+def test_a_body_that_an_older_version_stored_without_later_fields_is_still_equal(catalog: Catalog) -> None:
+    make_stream(catalog)
+    job, _ = submit(catalog, spec_of())
+    later = {"max_repartition_bytes", "trust_partitions", "max_task_idle_ms"}
+
+    def as_stored_then(s: Session) -> None:
+        row = s.get_one(JobRow, job.id)
+        row.spec = {name: value for name, value in row.spec.items() if name not in later}
+        row.spec["operators"] = [{"op": "deduplicate_by_key", "name": "once", "interval_ms": 1_000}]
+        row.spec_sha256 = "of that"
+
+    catalog.write(as_stored_then)
+    known, is_new = submit(catalog, spec_of())
+    assert (known.id, known.etag, is_new) == (job.id, job.etag, False)
+    with pytest.raises(JobExists):
+        submit(catalog, spec_of(trust_partitions=True))
+    same = spec_of()
+    catalog.write(
+        lambda s: job_creation.set_spec(s, s.get_one(JobRow, job.id), same, graph.compile(same, {"clicks": 4}))
+    )
+    assert catalog.read(jobs.get_job, "visits").etag == job.etag
 
 
 def test_a_new_job_wakes_the_instances(catalog: Catalog) -> None:
