@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,6 +41,12 @@ VISITS_BY_LENGTH = [
         "aggregates": {"visits": {"fn": "count"}},
         "emit": "on_update",
     },
+]
+TREE = [
+    {**BY_PATH[0], "after": "source"},
+    {**VISITS_BY_LENGTH[0], "name": "paths", "after": "source"},
+    *VISITS_BY_LENGTH[1:3],
+    {"op": "filter", "name": "long", "where": "(value->>'n')::bigint > 1", "after": "final"},
 ]
 FIELDS = ("key", "value", "timestamp", "window")
 
@@ -116,3 +123,41 @@ def test_a_backlog_comes_out_in_the_order_of_time(
     assert found == expected(operators, records)
     if operators is BY_PATH and count == 9_999:
         assert sum(map(len, found.values())) == 5_479
+
+
+def grouped(outputs: Iterable[Record], stream: str) -> list[Any]:
+    """What a sink got, by partition, in any order: simulations answer in that of causes."""
+    found = [
+        (each["partition"], *(json.dumps(each[name]) for name in FIELDS))
+        for each in outputs
+        if each["stream"] == stream
+    ]
+    return sorted(found)
+
+
+def test_each_branch_of_a_tree_gives_what_it_gives_alone_and_what_simulate_gives(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One task writes two repartition streams, three sub-topologies sinks, one of them two."""
+    monkeypatch.setattr(Slot, "_wait_ms", lambda _: 50)
+    records = web_log.requests()[:600]
+    placed = [{**each, "partition": naive.partition_of(each["key"], PARTITIONS)} for each in records]
+    sinks = {"tree-once": "once", "tree-visits": "final", "tree-long": "long", "tree-all": "source"}
+    for stream in ("tree-in", *sinks):
+        world.call("POST", "/v1/streams", json={"name": stream, "partitions": PARTITIONS})
+    world.call("POST", "/v1/streams/tree-in/records", content=body_of(records), headers={"Content-Type": NDJSON})
+    job = {"source": "tree-in", "operators": TREE, "sink": [{"stream": to, "after": at} for to, at in sinks.items()]}
+    slot = world.slot(world.job("tree", **job, max_batch_records=100))
+    turn_until(slot, lambda: not has_work(slot) and world.state("tree")["caught_up"], turns=2_000)
+    end(slot)
+    simulated = world.call("POST", "/v1/jobs:simulate", json={"job": {"name": "tree", **job}, "records": placed})
+    for stream in sinks:
+        found = [
+            {**record, "stream": stream, "partition": partition}
+            for (_, partition), results_of in results(world, stream, BY_PATH if stream == "tree-once" else TREE).items()
+            for record in results_of
+        ]
+        assert grouped(found, stream) == grouped(simulated["outputs"], stream)
+        assert found
+    for stream, operators in {"tree-once": BY_PATH, "tree-visits": VISITS_BY_LENGTH[:3], "tree-all": []}.items():
+        assert results(world, stream, operators) == expected(operators, records)
