@@ -20,7 +20,27 @@ Model = TypeVar("Model", bound=BaseModel)
 _CHOICES = {"source", "sink", "start"}  # fields whose location carries the tag of the shape that was tried
 _OTHERWISE = {
     "branch": "operators and sinks say with `after` whose results they get, so one may have several behind it",
+    "split": "operators and sinks say with `after` whose results they get; a sink's `where` chooses among them",
     "merge": "give `source` a list",
+    "join": "give `source` a list, bring both to one key (`select_key`), and `aggregate` what each has",
+    "through": "`repartition` sends records to other tasks",
+    "group_by": "put a `select_key` in front of the operator, which then works by that key",
+    "count": "an `aggregate` has functions, `count` among them",
+    "reduce": "an `aggregate` has functions; one of your own is installed (docs/aggregators.md)",
+    "flat_map": "an operator of your own is installed (docs/installed-operators.md)",
+}
+_IN_FRONT = {  # fields that one operator has and another needs an operator for
+    "where": "put a `filter` in front of it",
+    "key": "put a `select_key` in front of it",
+    "partitions": "put a `repartition` in front of it",
+}
+_NO_SHAPE = {"string_type", "literal_error"}
+_SHAPES: dict[
+    tuple[str | int, ...], str
+] = {  # of what is one of several, what the person should have written who gave none of them
+    ("source", "one"): "must be a string, or a list of strings",
+    ("sink", "one"): 'must be a string, or a list of objects: [{"stream": "…"}]',
+    ("start", "word"): 'must be "earliest", "latest", {"timestamp": ms} or {"offsets": {"0": 17}}',
 }
 _WORDS = {
     "missing": "is required",
@@ -108,7 +128,16 @@ def _detail(finding: ErrorDetails) -> str:
         return "is required: one of " + ", ".join(AVAILABLE) if is_operator else "is required"
     if finding["type"] == "millrace":
         return str(context["detail"])
-    return in_words(finding)
+    if finding["type"] in _NO_SHAPE and finding["loc"] in _SHAPES:
+        return _SHAPES[finding["loc"]]
+    return in_words(finding) + _way_out(finding)
+
+
+def _way_out(finding: ErrorDetails) -> str:
+    """How else an operator or a sink gets what a field of another operator does; nothing where none does."""
+    place = finding["loc"]
+    is_unknown = finding["type"] == "extra_forbidden" and place[0] in ("operators", "sink")
+    return f": {_IN_FRONT[str(place[-1])]}" if is_unknown and place[-1] in _IN_FRONT else ""
 
 
 def in_words(finding: Mapping[str, Any]) -> str:

@@ -212,6 +212,8 @@ def _after_nothing(spec: JobSpec) -> Iterator[Problem]:
         if after is not None and after not in {*before, SOURCE}:
             known = ", ".join(map(repr, [*before, SOURCE]))
             yield Problem(pointer, f"{after!r} is no operator before it; there are {known}")
+        if after == SOURCE and SOURCE in before:
+            yield Problem(pointer, "'source' means the records of the sources, and an operator before it: rename that")
 
 
 def _repeated(names: list[str], pointer: str, noun: str) -> Iterator[Problem]:

@@ -65,7 +65,7 @@ def _start_kind(value: object) -> str:
     if isinstance(value, StartTimestamp | StartOffsets):
         return "timestamp" if isinstance(value, StartTimestamp) else "offsets"
     if isinstance(value, dict):
-        return "offsets" if "offsets" in value else "timestamp"
+        return next((kind for kind in ("offsets", "timestamp") if kind in value), "word" if value else "timestamp")
     return "word"
 
 

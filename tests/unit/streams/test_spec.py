@@ -88,7 +88,7 @@ def test_every_problem_is_found_at_once():
     found = problems({"source": 3, "operators": [{"op": "filter"}], "on_error": "panic", "extra": 1})
     assert found == {
         "/name": "is required",
-        "/source": "must be a string",
+        "/source": "must be a string, or a list of strings",
         "/operators/0/where": "is required",
         "/on_error": "must be one of 'fail', 'drop' or 'dead_letter'",
         "/extra": "is not a known field",
@@ -196,3 +196,35 @@ def test_keys_and_identities_have_one_obvious_text(key):
     found = problems({**JOB, "operators": [{"op": "select_key", "key": key}, {**ONCE, "op": "deduplicate", "id": key}]})
     assert list(found) == ["/operators/0/key", "/operators/1/id"]
     assert "must give text, an integer or a boolean" in found["/operators/0/key"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "way_out"),
+    [
+        ({"operators": [{"op": "branch"}]}, "/operators/0/op", "with `after`"),
+        ({"operators": [{"op": "merge"}]}, "/operators/0/op", "give `source` a list"),
+        ({"operators": [{"op": "join"}]}, "/operators/0/op", "give `source` a list"),
+        ({"operators": [{"op": "group_by"}]}, "/operators/0/op", "`select_key` in front"),
+        ({"operators": [{**ONCE, "where": "true"}]}, "/operators/0/where", "put a `filter` in front"),
+        ({"operators": [{**ONCE, "partitions": 8}]}, "/operators/0/partitions", "put a `repartition` in front"),
+        ({"operators": [{"op": "repartition", "name": "r", "key": "key"}]}, "/operators/0/key", "put a `select_key`"),
+        ({"sink": [{"stream": "out", "key": "key"}]}, "/sink/0/key", "put a `select_key`"),
+        ({"sink": {"stream": "out"}}, "/sink", "a list of objects"),
+        ({"source": {"stream": "in"}}, "/source", "a list of strings"),
+        ({"start": {"clicks": "latest"}}, "/start", '{"offsets": {"0": 17}}'),
+        ({"start": "newest"}, "/start", '"earliest", "latest"'),
+    ],
+)
+def test_what_can_not_be_done_so_says_how_else(fields, pointer, way_out):
+    found = problems({**JOB, **fields})
+    assert list(found) == [pointer]
+    assert way_out in found[pointer]
+
+
+def test_after_source_is_refused_where_an_operator_of_that_name_is_meant_as_well():
+    operators = [{"op": "filter", "name": "source", "where": "true"}, ONCE]
+    assert JobSpec.parse({**JOB, "operators": operators}).parents() == [None, 0, 1]
+    operators[1] = {**ONCE, "after": "source"}
+    found = problems({**JOB, "operators": operators, "sink": [{"stream": "out", "after": "source"}]})
+    assert list(found) == ["/operators/1/after", "/sink/0/after"]
+    assert "rename" in found["/sink/0/after"]
