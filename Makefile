@@ -46,12 +46,9 @@ unit:
 services:
 	@tests/install-services.sh
 
-# Two lanes, one after the other, and both run whatever the first one says: what needs no Spark, and what starts one.
-# Modules of the second stay together, for they share a service.
+# One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
 test: install services
-	@$(BIN)/pytest -m "not spark" --numprocesses 2 --dist worksteal --durations 25; without=$$?; \
-	$(BIN)/pytest -m spark --numprocesses 2 --dist loadfile --durations 25; with=$$?; \
-	exit $$((without + with))
+	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick)

@@ -41,11 +41,11 @@ class Attached:
     ) -> None:
         self.running, self.name, self.log = running, name, folder / f"{name}.log"
         self.key = str(running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"])
-        self._replicas = folder / "replicas"
+        self.replicas = folder / "replicas"
         self._environment = clean_environment(
             {
                 "MILLRACE_API_KEY": self.key,
-                "MILLRACE_REPLICA_DIR": str(self._replicas),
+                "MILLRACE_REPLICA_DIR": str(self.replicas),
                 "MILLRACE_SPARK_SECRET": secret,
             }
         )
@@ -76,7 +76,7 @@ class Attached:
 
     def slots(self) -> list[psutil.Process]:
         """The Python workers that are slots now, on this machine."""
-        told = [int(file.read_text() or 0) for file in sorted(self._replicas.glob("*/pulses/*"))]
+        told = [int(file.read_text() or 0) for file in sorted(self.replicas.glob("*/pulses/*"))]
         return [psutil.Process(pid) for pid in told if psutil.pid_exists(pid)]
 
     def descendants(self) -> list[psutil.Process]:
@@ -90,6 +90,13 @@ class Attached:
         self._close_stdin()
         return code
 
+    def end(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._close_stdin()
+
     def _close_stdin(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -100,10 +107,7 @@ class Attached:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._close_stdin()
+        self.end()
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:

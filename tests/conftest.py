@@ -15,9 +15,11 @@ import psycopg
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.remote import Producer
 
 from service.catalog.engine import Catalog, upgrade
 from tests import services
+from tests.scheduling import LongestFirst
 
 # A busy machine is not a failing example. What fails says how to run it again.
 settings.register_profile("fresh", deadline=None, print_blob=True)
@@ -28,6 +30,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "fresh")
 # structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
 shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], shown])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    """Of `--dist loadscope`, which `make test` asks for, units and order are ours."""
+    return LongestFirst(config, log) if config.getvalue("dist") == "loadscope" else None
+
 
 NAMES = count()
 DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def raw(family: str) -> bytes:
     return gzip.decompress((FOLDER / f"{family}.jsonl.gz").read_bytes())
 
 
+@cache
 def load(family: str) -> list[dict[str, Any]]:
     """Its cases."""
     return [json.loads(line) for line in raw(family).splitlines()]
@@ -61,6 +63,7 @@ def promised(case: dict[str, Any]) -> list[dict[str, Any]]:
     return list({(output["key"], *output["window"].values()): output for output in outputs}.values())
 
 
+@cache
 def sample(max_records: int) -> dict[str, dict[str, Any]]:
     """Of each of the families' parts (`session-updates`, `session-on-close`, …) the case of at most so many records
     that shows most: outputs, and records that are dropped.

@@ -1,20 +1,52 @@
-"""One service with Spark, on SQLite, for all tests here that end nothing and need no settings of their own."""
+"""One service with Spark, on SQLite, for all tests here that end nothing and need no settings of their own.
+
+It has what some of them look for and none minds: replicas elsewhere, a package with an operator, the usual umask.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from benchmarks.running import Running
+from service.streams.operators import GROUP
 from tests.driving import in_state
+from tests.installing import install_example
+
+USUAL_UMASK = 0o022  # processes are started as a shell would: what they make is for all to read unless they see to it
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the service's replicas, outside its data."""
+    return tmp_path_factory.mktemp("elsewhere") / "replicas"
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, replicas: Path) -> Iterator[Running]:
     """It starts with the first test that asks for it."""
-    with Running(tmp_path_factory.mktemp("shared") / "data") as running:
+    site = tmp_path_factory.mktemp("site")
+    install_example(site, "installed-operators.md", GROUP)
+    environment = {"MILLRACE_REPLICA_DIR": str(replicas), "PYTHONPATH": str(site)}
+    data = tmp_path_factory.mktemp("shared") / "data"
+    with ExitStack() as opened:
+        with _umask(USUAL_UMASK):
+            data.mkdir()
+            running = opened.enter_context(Running(data, environment=environment))
         yield running
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @pytest.fixture(scope="module")

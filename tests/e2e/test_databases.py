@@ -25,13 +25,19 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module", params=DATABASES)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service on each of the databases, for all tests here: one of them stops it and starts it again."""
+def running(
+    request: pytest.FixtureRequest, running: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A service on each of the databases: the shared one, then one of ours. A test here starts it again, as it was."""
+    if request.param == "sqlite":
+        yield running
+        return
     folder = tmp_path_factory.mktemp("databases")
-    with database(request, folder) as url:
-        running = Running(folder / "data", environment={"MILLRACE_DATABASE_URL": url})
-        with running:
-            yield running
+    with (
+        database(request, folder) as url,
+        Running(folder / "data", environment={"MILLRACE_DATABASE_URL": url}) as on_postgres,
+    ):
+        yield on_postgres
 
 
 def test_a_job_goes_on_after_stop_and_restart_as_if_nothing_had_been(running: Running) -> None:

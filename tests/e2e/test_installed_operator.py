@@ -1,33 +1,21 @@
-"""An operator that is installed beside Millrace, that of docs/installed-operators.md, runs on Spark as others do."""
+"""An operator that is installed beside Millrace, that of docs/installed-operators.md, runs on Spark as others do:
+service, instance and workers find the package, for each is started with the same path.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.running import Running
-from service.streams.operators import GROUP
 from tests.driving import Record, caught_up, make_stream, outputs, post
-from tests.installing import install_example
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.spark
 
 OPERATORS = [
     {"op": "sample", "name": "third", "every": 3},
     {"op": "aggregate", "name": "total", "aggregates": {"n": {"fn": "count"}}},
 ]
 RECORDS: list[Record] = [{"key": f"k{at % 4}", "value": {"n": at}, "timestamp": at} for at in range(40)]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service, an instance and its workers that find the package: each is started with the same path."""
-    site = tmp_path_factory.mktemp("site")
-    install_example(site, "installed-operators.md", GROUP)
-    with Running(tmp_path_factory.mktemp("service") / "data", environment={"PYTHONPATH": str(site)}) as service:
-        service.wait_for_instances()
-        yield service
 
 
 def test_a_job_runs_it_and_lookups_and_metrics_know_it(running: Running) -> None:

@@ -1,11 +1,10 @@
-"""What ends with what: each test kills or stops processes of an instance of its own, on local Spark."""
+"""What ends with what: tests kill or stop processes of an instance on local Spark, and who survives serves the next."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import psutil
@@ -19,75 +18,95 @@ from tests.spark.conftest import PARTITIONS, slots_of, start_job
 
 pytestmark = pytest.mark.spark
 
+SOON_S = 30.0  # on a machine that may be busy; what tells of an end takes no timeout of ours
 
-NAMES = count()
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[Attached]]:
+    """The instances that were started here, one after the other."""
+    found: list[Attached] = []
+    yield found
+    for attached in found:
+        attached.end()
 
 
 @pytest.fixture
-def instance(service: Running, tmp_path: Path) -> Iterator[Attached]:
-    with Attached(service, tmp_path, "--watch-stdin", name=f"instance-{next(NAMES)}") as attached:
-        attached.wait_until_live()
-        yield attached
+def instance(service: Running, started: list[Attached], tmp_path: Path) -> Attached:
+    """That of the test before, unless it ended there."""
+    if not started or started[-1].process.poll() is not None:
+        attached = Attached(service, tmp_path, "--watch-stdin", name=f"instance-{len(started)}")
+        started.append(attached.start())
+    started[-1].wait_until_live()
+    return started[-1]
 
 
 def test_sigterm_lets_slots_commit_and_leaves_nothing_running_but_replicas_for_the_next_start(
-    service: Running, instance: Attached, tmp_path: Path
+    service: Running, instance: Attached
 ) -> None:
     start_job(service)
     records = some_records(5_100)
     post(service, "clicks", records[:5_000])
     caught_up(service, "once")
-    started = instance.descendants()
+    processes = instance.descendants()
     assert instance.stop() == 0
     assert "slot_left" in instance.log.read_text()
-    wait_until(lambda: are_gone(started), 10, "the end of all processes")
+    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
     shown = service.call("GET", "/v1/instances")["items"]
     assert [each["state"] for each in shown if each["name"] == instance.name] == ["gone"]
-    first_lives = sorted((tmp_path / "replicas").rglob("data.mdb"))
+    first_lives = sorted(instance.replicas.rglob("data.mdb"))
     instance.start()
     instance.wait_until_live()
     post(service, "clicks", records[5_000:])
     caught_up(service, "once")
-    assert sorted((tmp_path / "replicas").rglob("data.mdb")) == first_lives
+    assert sorted(instance.replicas.rglob("data.mdb")) == first_lives
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(service: Running, instance: Attached) -> None:
+    with Attached(service, instance.log.parent, name=instance.name) as rival:
+        wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
+        survivors = [each for each in (instance, rival) if each.process.poll() is None]
+        assert len(survivors) == 1
+        start_job(service)
+        in_state(service, "once", "running")
 
 
 def test_a_sigterm_to_every_process_at_once_is_an_orderly_end_too(service: Running, instance: Attached) -> None:
     """As service managers send it: Spark ends while the instance still lets its slots go."""
     start_job(service)
     in_state(service, "once", "running")
-    started = instance.descendants()
+    processes = instance.descendants()
     for process in (instance.jvm(), psutil.Process(instance.process.pid)):
         process.terminate()
-    assert instance.process.wait(30) == 0
+    assert instance.process.wait(SOON_S) == 0
     assert "in _drain" not in instance.log.read_text()
-    wait_until(lambda: are_gone(started), 10, "the end of all processes")
+    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
 
 
 def test_a_killed_driver_takes_the_jvm_and_all_workers_with_it(service: Running, instance: Attached) -> None:
     start_job(service)
     in_state(service, "once", "running")
-    started = instance.descendants()
-    assert len(started) >= 4
+    processes = instance.descendants()
+    assert len(processes) >= 4
     os.kill(instance.process.pid, signal.SIGKILL)
-    wait_until(lambda: are_gone(started), 5, "the end of all processes")
+    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
 
 
 def test_a_killed_jvm_ends_the_driver_at_once(service: Running, instance: Attached) -> None:
     start_job(service)
     in_state(service, "once", "running")
-    started = instance.descendants()
+    processes = instance.descendants()
     instance.jvm().kill()
-    assert instance.process.wait(5) == SPARK_LOST
-    wait_until(lambda: are_gone(started), 5, "the end of all processes")
+    assert instance.process.wait(SOON_S) == SPARK_LOST
+    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
 
 
 def test_the_end_of_stdin_is_the_end_of_the_parent(service: Running, instance: Attached) -> None:
-    started = instance.descendants()
+    processes = instance.descendants()
     assert instance.process.stdin is not None
     instance.process.stdin.close()
-    assert instance.process.wait(5) == PARENT_LOST
-    wait_until(lambda: are_gone(started), 5, "the end of all processes")
+    assert instance.process.wait(SOON_S) == PARENT_LOST
+    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
 
 
 def test_without_being_asked_there_is_no_ui_and_a_revoked_key_ends_the_instance(
@@ -97,18 +116,7 @@ def test_without_being_asked_there_is_no_ui_and_a_revoked_key_ends_the_instance(
     keys = service.call("GET", "/v1/tokens")["items"]
     revoked = next(key["id"] for key in keys if key["name"] == instance.name)
     service.call("DELETE", f"/v1/tokens/{revoked}")
-    assert instance.process.wait(30) == REFUSED
-
-
-def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(
-    service: Running, instance: Attached, tmp_path: Path
-) -> None:
-    with Attached(service, tmp_path, name=instance.name) as rival:
-        wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
-        survivors = [each for each in (instance, rival) if each.process.poll() is None]
-        assert len(survivors) == 1
-        start_job(service)
-        in_state(service, "once", "running")
+    assert instance.process.wait(SOON_S) == REFUSED
 
 
 def test_slots_outlive_the_api(tmp_path: Path) -> None:

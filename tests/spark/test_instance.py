@@ -18,6 +18,7 @@ from benchmarks.running import Running, wait_until
 from tests.attached import LOOPBACK, Attached, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
 from tests.spark.conftest import LEASE_S, PARTITIONS, slots_of, start_job
+from tests.strangers import REQUESTS, shown_by_ps, told_to_strangers
 
 pytestmark = pytest.mark.spark
 
@@ -54,6 +55,15 @@ def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: At
     tree = [psutil.Process(instance.process.pid), *instance.descendants()]
     listening = [at.laddr.ip for one in tree for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
     assert {address.removeprefix("::ffff:") for address in listening} == {LOOPBACK}
+
+
+def test_embedded_spark_answers_no_stranger_and_shows_no_secret(service: Running, instance: Attached) -> None:
+    start_job(service)
+    in_state(service, "once", "running")
+    assert told_to_strangers([instance.jvm()]) == ["refused"] * 2 * len(
+        REQUESTS
+    )  # RPC and blocks; the UI is a web server
+    assert instance.key not in shown_by_ps(instance.descendants())
 
 
 def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_path: Path) -> None:

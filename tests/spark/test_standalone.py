@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests.attached import Attached, Standalone, are_gone, standalone
 from tests.driving import (
     ONCE_AN_HOUR,
@@ -21,6 +21,7 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.strangers import REQUESTS, shown_by_ps, spark_pages, told_to_strangers
 
 pytestmark = pytest.mark.spark
 
@@ -41,6 +42,17 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def first(cluster: Standalone, service: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    """An instance with a job; the last of its tests stops it."""
+    folder = tmp_path_factory.mktemp("first")
+    with Attached(service, folder, name="first", master=cluster.master, secret=cluster.secret) as instance:
+        instance.wait_until_live()
+        service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
+        in_state(service, "once", "running")
+        yield instance
+
+
 def tasks_by_slot(service: Running) -> list[int]:
     return [len(member["tasks"]) for member in service.call("GET", "/v1/groups/once")["members"]]
 
@@ -50,24 +62,32 @@ def executors_of(slots: list[psutil.Process]) -> set[int]:
     return {parent.ppid() for slot in slots if (parent := slot.parent()) is not None}
 
 
+def test_a_cluster_answers_no_stranger_and_shows_no_secret(cluster: Standalone, first: Attached) -> None:
+    processes = [first.jvm(), *cluster.executors(), *(psutil.Process(one.pid) for one in cluster.daemons)]
+    answers = told_to_strangers(processes)
+    assert set(answers) == {"refused"}
+    assert len(answers) >= 6 * len(REQUESTS)  # master, two workers; RPC and blocks of driver and executor
+    for secret in (first.key, cluster.secret):
+        assert secret not in shown_by_ps([*processes, *first.descendants()])
+        assert secret not in spark_pages(first)
+
+
 def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_instance(
-    cluster: Standalone, service: Running, tmp_path: Path
+    cluster: Standalone, service: Running, first: Attached
 ) -> None:
     records = some_records(6_000)
-    with Attached(service, tmp_path, name="first", master=cluster.master, secret=cluster.secret) as instance:
-        assert instance.wait_until_live()["cores"] == 32
-        service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
-        post(service, "clicks", records[:3_000])
-        assert caught_up(service, "once")["state"] == "running"
-        wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, 30, "a slot for each task")
-        used = executors_of(instance.slots())
-        assert used <= {executor.pid for executor in cluster.executors()}
-        psutil.Process(min(used)).kill()
-        post(service, "clicks", records[3_000:])
-        assert caught_up(service, "once")["state"] == "running"
-        started = [*cluster.executors(), *instance.slots()]
-        assert instance.stop() == 0
-        wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
+    assert first.wait_until_live()["cores"] == 32
+    post(service, "clicks", records[:3_000])
+    assert caught_up(service, "once")["state"] == "running"
+    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
+    used = executors_of(first.slots())
+    assert used <= {executor.pid for executor in cluster.executors()}
+    psutil.Process(min(used)).kill()
+    post(service, "clicks", records[3_000:])
+    assert caught_up(service, "once")["state"] == "running"
+    started = [*cluster.executors(), *first.slots()]
+    assert first.stop() == 0
+    wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -77,4 +97,4 @@ def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, servic
         in_state(service, "twice", "running")
         started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
         instance.process.kill()
-        wait_until(lambda: are_gone(started), 30, "the end of executors and slots")
+        wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")

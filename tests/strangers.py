@@ -1,26 +1,18 @@
-"""What Spark gives away to somebody who does not know its secret: nothing, on no port and on no command line.
+"""A stranger who reaches the ports of Spark's processes and does not know their secret; and what anybody may look at.
 
-The stranger here speaks the wire protocol of Spark's RPC, file and block servers, as any process that reaches a port
-could.
+The stranger speaks the wire protocol of Spark's RPC, file and block servers, as any process that reaches a port could.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
-from benchmarks.running import Running
-from tests.attached import Attached, are_gone, standalone
-from tests.driving import deduplicate, in_state, make_stream
-
-pytestmark = [pytest.mark.services, pytest.mark.spark]
+from tests.attached import Attached, are_gone
 
 # Types of messages and of block messages: org.apache.spark.network.protocol.Message, BlockTransferMessage.
 RPC_REQUEST, OPEN_BLOCKS = 3, 0
@@ -63,39 +55,6 @@ def told_to_strangers(processes: list[psutil.Process]) -> list[str]:
 
 def shown_by_ps(processes: list[psutil.Process]) -> str:
     return "\n".join(" ".join(one.cmdline()) for one in processes if not are_gone([one]))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Running(tmp_path_factory.mktemp("service") / "data", instances=0) as running:
-        make_stream(running, "clicks", 2)
-        yield running
-
-
-def test_embedded_spark_answers_no_stranger(service: Running, tmp_path: Path) -> None:
-    with Attached(service, tmp_path, name="embedded") as instance:
-        service.call("POST", "/v1/jobs", json=deduplicate("local", "clicks", "local-out"))
-        instance.wait_until_live()
-        in_state(service, "local", "running")
-        assert told_to_strangers([instance.jvm()]) == ["refused"] * 2 * len(REQUESTS)  # RPC and blocks
-        assert instance.key not in shown_by_ps(instance.descendants())
-
-
-def test_a_cluster_answers_no_stranger_and_shows_no_secret(service: Running, tmp_path: Path) -> None:
-    with (
-        standalone(tmp_path) as cluster,
-        Attached(service, tmp_path, name="cluster", master=cluster.master, secret=cluster.secret) as instance,
-    ):
-        service.call("POST", "/v1/jobs", json=deduplicate("far", "clicks", "far-out"))
-        instance.wait_until_live(180)
-        in_state(service, "far", "running")
-        processes = [instance.jvm(), *cluster.executors(), *(psutil.Process(one.pid) for one in cluster.daemons)]
-        answers = told_to_strangers(processes)
-        assert set(answers) == {"refused"}
-        assert len(answers) >= 6 * len(REQUESTS)  # master, two workers; RPC and blocks of driver and executor
-        for secret in (instance.key, cluster.secret):
-            assert secret not in shown_by_ps([*processes, *instance.descendants()])
-            assert secret not in spark_pages(instance)
 
 
 def spark_pages(instance: Attached) -> str:
