@@ -5,7 +5,6 @@ import json
 import random
 import re
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -222,9 +221,9 @@ def test_a_caller_who_goes_away_while_sending_is_counted_and_no_fault(service: S
     head = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", f"Content-Type: {kind}"]
     with capture_logs() as lines:
         with socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2]))) as caller:
-            caller.sendall("\r\n".join([*head, "Content-Length: 1000", "", '{"a']).encode())
-            time.sleep(0.1)  # it is being read
-        wait_until(lambda: bool(lines), 10, "the end of the request")
+            caller.sendall("\r\n".join([*head, "Content-Length: 1000", "Expect: 100-continue", "", '{"a']).encode())
+            assert caller.recv(1 << 16).startswith(b"HTTP/1.1 100 ")  # it is being read
+        wait_until(lambda: bool(lines), 60, "the end of the request")
     [line] = lines
     assert (line["event"], line["log_level"], line["status"]) == ("request", "info", 499)
     assert f"{series}{float(before or 0) + 1}" in service.client("admin").get("/metrics").text

@@ -124,7 +124,7 @@ def test_a_child_that_does_not_listen_is_killed_when_the_time_is_over(tmp_path: 
         await watching
         return time.monotonic() - began
 
-    assert asyncio.run(scenario()) < 10
+    assert asyncio.run(scenario()) < 30
 
 
 def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     [pid] = asyncio.run(until_lines(started, 1))
     process.kill()
     process.wait(30)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < end, "the child outlived its parent"
 

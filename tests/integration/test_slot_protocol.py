@@ -14,17 +14,19 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import astuple
 
+from benchmarks.running import wait_until
 from service.catalog import streams
 from service.storage.segments import encode_segment, open_storage
 from service.streams.records import RECORD_SCHEMA, Chunk
 from tests.serving import Serving, serving
 
 Json = dict[str, Any]
+LEASE_MS = 150_000  # polls may wait for 60 s, so that one that is woken is told from one that waits to its end
 
 
 @pytest.fixture
 def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
-    with serving(tmp_path, database_url) as running:
+    with serving(tmp_path, database_url, lease_ms=LEASE_MS) as running:
         yield running
 
 
@@ -168,11 +170,11 @@ def test_a_heartbeat_that_knows_all_waits_no_longer_than_it_was_told(member: Mem
 
 def test_a_poll_is_answered_when_records_arrive(member: Member) -> None:
     holds = held(member.poll([]))
-    thread, answers = later(lambda: member.poll(holds, timeout_ms=10_000))
+    thread, answers = later(lambda: member.poll(holds, timeout_ms=60_000))
     began = time.monotonic()
     member.post_records(3)
-    thread.join(30)
-    assert time.monotonic() - began < 3.5  # a poll without news would wait for 4 s
+    thread.join(90)
+    assert time.monotonic() - began < 30  # a poll without news waits for 60 s
     [work] = answers[0]["tasks"][0]["work"]
     assert (work["input"], work["start"], work["end"]) == (0, 0, 3)
     [chunk] = msgspec.convert(work["chunks"], list[Chunk])
@@ -439,17 +441,16 @@ def test_a_full_buffer_fails_its_job_with_its_figures(member: Member) -> None:
 
 
 def test_a_closing_service_lets_its_long_polls_go(tmp_path: Path, database_url: str) -> None:
-    with serving(tmp_path, database_url) as running:
+    with serving(tmp_path, database_url, lease_ms=LEASE_MS) as running:
         member = Member(running)
         holds = held(member.poll([]))
-        thread, answers = later(lambda: member.poll(holds, timeout_ms=10_000))
+        thread, answers = later(lambda: member.poll(holds, timeout_ms=60_000))
         began = time.monotonic()
-        while not running.hub.has_waiters:
-            assert time.monotonic() - began < 5
+        wait_until(lambda: running.hub.has_waiters, 20, "the poll")
         running.hub.close()
-        thread.join(5)
+        thread.join(90)
         assert answers[0]["directive"] == "run"
-        assert time.monotonic() - began < 3.5
+        assert time.monotonic() - began < 30
 
 
 def test_what_slots_ask_all_the_time_is_counted_under_its_route(member: Member) -> None:

@@ -14,10 +14,10 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.running import Running, wait_until
+from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests.attached import LOOPBACK, Attached, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
-from tests.spark.conftest import LEASE_S, PARTITIONS, slots_of, start_job
+from tests.spark.conftest import PARTITIONS, slots_of, start_job
 from tests.strangers import REQUESTS, shown_by_ps, told_to_strangers
 
 pytestmark = pytest.mark.spark
@@ -42,11 +42,11 @@ def test_a_job_is_a_spark_job_under_its_name_whose_tasks_are_its_slots(service: 
     def shown() -> list[dict[str, Any]]:
         return [each for each in httpx.get(jobs_url, timeout=60).json() if each.get("jobGroup") == job["id"]]
 
-    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], 60, "the Spark job in the UI")
+    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], PATIENCE_S, "the Spark job in the UI")
     assert shown()[0]["description"] == "once"
     service.call("POST", "/v1/jobs/once:stop")
     in_state(service, "once", "stopped")
-    wait_until(lambda: not shown(), 60, "the end of the Spark job")
+    wait_until(lambda: not shown(), PATIENCE_S, "the end of the Spark job")
 
 
 def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: Attached) -> None:
@@ -76,12 +76,12 @@ def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_pat
             members = service.call("GET", "/v1/groups/once")["members"]
             return {member["instance"] for member in members if member["tasks"]}
 
-        wait_until(lambda: owners() == {instance.name, "second"}, 30, "tasks on both instances")
+        wait_until(lambda: owners() == {instance.name, "second"}, PATIENCE_S, "tasks on both instances")
         records = some_records(2_000)
         post(service, "clicks", records)
         caught_up(service, "once")
         assert second.stop() == 0
-        wait_until(lambda: owners() == {instance.name}, 30, "the tasks to come back")
+        wait_until(lambda: owners() == {instance.name}, PATIENCE_S, "the tasks to come back")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -95,7 +95,7 @@ def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, i
         post(service, "clicks", records[start : start + 1_000])
         caught_up(service, "once")
         instance.slots()[0].kill()
-    wait_until(lambda: len(slots_of(service)) == 2, 30, "both slots")
+    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
     assert caught_up(service, "once")["state"] == "running"
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
@@ -103,14 +103,14 @@ def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, i
 def test_a_slot_that_hangs_loses_its_tasks_and_its_process(service: Running, instance: Attached) -> None:
     start_job(service)
     in_state(service, "once", "running")
-    wait_until(lambda: len(slots_of(service)) == 2, 20, "both slots")
+    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
     hanging = instance.slots()[0]
     hanging.suspend()
     records = some_records(1_000)
     post(service, "clicks", records)
-    assert caught_up(service, "once", timeout_s=10 * LEASE_S)["state"] == "running"
-    wait_until(lambda: are_gone([hanging]), 20 * LEASE_S, "the end of the hanging process")
-    wait_until(lambda: len(slots_of(service)) == 2, 30, "another slot in its place")
+    assert caught_up(service, "once", timeout_s=PATIENCE_S)["state"] == "running"
+    wait_until(lambda: are_gone([hanging]), PATIENCE_S, "the end of the hanging process")
+    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "another slot in its place")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -123,7 +123,7 @@ def test_a_stopped_instance_that_wakes_up_finds_its_place_taken_and_joins_again(
     time.sleep(0.5)  # let the heartbeat that the join began come to rest
     for each in everything:
         each.suspend()
-    wait_until(lambda: not slots_of(service), 10 * LEASE_S, "the eviction")
+    wait_until(lambda: not slots_of(service), PATIENCE_S, "the eviction")
     for each in reversed(everything):
         each.resume()
     records = some_records(1_000)

