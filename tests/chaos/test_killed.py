@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -62,10 +63,14 @@ def test_a_kill_while_ingesting_loses_nothing_acknowledged_and_repeats_nothing(
     bodies = list(in_batches(some_records(6_000), 100))
     make_stream(breakable_api.running, "clicks", PARTITIONS)
     breakable_api.arm(point, 7)
+    is_back = threading.Event()
     with ThreadPoolExecutor(4) as clients:
-        answers = clients.map(lambda numbered: _post_until_answered(breakable_api, *numbered), enumerate(bodies))
+        answers = clients.map(
+            lambda numbered: _post_until_answered(breakable_api, is_back, *numbered), enumerate(bodies)
+        )
         breakable_api.wait_for_fault(point)
         breakable_api.restart_when_dead()
+        is_back.set()
         acknowledged = list(answers)
     assert [answer["accepted"] for answer in acknowledged] == [len(body) for body in bodies]
     found = [record for partition in contents(breakable_api.running, "clicks", PARTITIONS) for record in partition]
@@ -105,13 +110,15 @@ def _post_until_killed(breakable: Breakable, client: int) -> list[str]:
     raise AssertionError
 
 
-def _post_until_answered(breakable: Breakable, number: int, body: list[Record]) -> dict[str, Any]:
-    """A client that retries with its Idempotency-Key, as the contract asks of it."""
+def _post_until_answered(
+    breakable: Breakable, is_back: threading.Event, number: int, body: list[Record]
+) -> dict[str, Any]:
+    """A client that retries with its Idempotency-Key, as the contract asks of it, once the service is back."""
     for _ in count():
         try:
             return post(breakable.running, "clicks", body, key=f"body-{number}")
         except (httpx.TransportError, RuntimeError):  # RuntimeError: the client was closed for the restart
-            breakable.running.process.poll()
+            assert is_back.wait(PATIENCE_S)
         except httpx.HTTPStatusError as refused:
             if refused.response.status_code != 409:  # in flight: its first attempt is still being answered
                 raise

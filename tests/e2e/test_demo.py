@@ -25,7 +25,7 @@ Record = dict[str, Any]
 def printed() -> list[str]:
     """The lines of a run, with single spaces between words."""
     command = [sys.executable, "-m", "benchmarks.demo", "--records", str(RECORDS)]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return [" ".join(line.split()) for line in ended.stdout.splitlines()]
 

@@ -16,8 +16,6 @@ import pytest
 
 from benchmarks.running import Running
 
-pytestmark = pytest.mark.timeout(180)
-
 MB = 1_000_000
 PATIENCE_S = 3.0  # of those who ask meanwhile, on a busy machine; the attacks stalled them for longer
 LIMITS = {

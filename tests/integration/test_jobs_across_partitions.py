@@ -17,8 +17,6 @@ from tests.driving import body_of
 from tests.integration.test_spark_slot import World, end, turn_until
 from tests.serving import serving
 
-pytestmark = pytest.mark.timeout(300)
-
 Record = dict[str, Any]
 PARTITIONS = 4
 HOUR = 3_600_000

@@ -20,8 +20,6 @@ from service.simulate import processes
 from service.simulate.child import Limits
 from service.simulate.processes import Simulations
 
-pytestmark = pytest.mark.timeout(300)
-
 T = TypeVar("T")
 TIGHT = Limits(memory_bytes=128 << 20, cpu_s=1, file_bytes=1 << 20)
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 10}

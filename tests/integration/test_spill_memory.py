@@ -11,11 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.spilling import VALUE_BYTES
-
-pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).parents[2]
 BOUND = 1_000 * VALUE_BYTES
