@@ -20,6 +20,7 @@ from service.catalog.engine import job_topic, progress_topic, wake
 from service.catalog.inputs import TaskInput, inputs_of_job
 from service.catalog.progress import JobProgress, Patience
 from service.catalog.tables import JobRow, TaskRow
+from service.faults import fault_point
 from service.protocol import Advanced, AdvanceReason
 
 LOOK_AGAIN_MS: Final = 500  # while input is silent for long enough and another task of the job still reads
@@ -107,9 +108,12 @@ def begin_next_stage(s: Session, job: JobRow, tasks: Iterable[TaskRow]) -> None:
     progress = None if patience is None else JobProgress(s, job.id, patience)
     if job.flush is None or progress is None or not progress.is_stage_closed:
         return
+    fault_point("flush.before_stage")
     stage = job.flush["stage"] + 1
     job.flush = {"stage": stage} if stage <= progress.last_stage else None
     _mark(s, job, [task for task in tasks if progress.stage_of(task.sub_topology) == stage])
+    s.flush()
+    fault_point("flush.in_stage")
 
 
 def _mark(s: Session, job: JobRow, tasks: Iterable[TaskRow]) -> None:
