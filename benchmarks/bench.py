@@ -1,8 +1,8 @@
 """`make bench`: what Millrace does in a second, and how often that is what a peer does, in one run on one machine.
 
 Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`). All invariants are on: fsync,
-changelog, HTTP commit, replay. Rows come from here (ingest, waiting for output), from `contests` (against Spark) and
-from `posts` and `lookups`.
+changelog, HTTP commit, replay. Rows come from here (ingest, waiting for output), from `contests` (against Spark),
+`catalog_rows`, `posts` and `lookups`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.catalog_rows import TASKS, wide_commits
 from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
 from benchmarks.load import GENERATOR
@@ -34,7 +35,7 @@ from service.streams.partitioner import murmur2
 CORES = 2
 INGEST_RUNS = 3
 INGEST_CLIENTS = 4  # while one waits for its fsync, others are read and checked
-PARTS = ("waits", "ingest", "posts", "contests", "lookups")
+PARTS = ("waits", "ingest", "posts", "contests", "rows", "lookups")
 POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: posts a second; of one: its wait in ms
 
 
@@ -83,6 +84,8 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
                 yield from map(_posts, posted(running, seconds=effort.seconds / POST_RUNS))
             if "contests" in parts:
                 yield from _contests(running, events, scratch, effort.runs)
+            if "rows" in parts:
+                yield _rows_of_a_wide_commit(running)
     if "lookups" in parts:
         for where in ("lmdb", "redis"):
             yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
@@ -94,6 +97,17 @@ def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> I
     for part in _parts(events, 200_000):  # one after another: the order of arrival is the disorder of the events
         _post_s(running, SOURCE, ARROW, [arrow_stream(part)])
     yield from contests(running, events, scratch, cores=CORES, runs=runs)
+
+
+def _rows_of_a_wide_commit(running: Running) -> Measurement:
+    found = wide_commits(running)
+    conditions = (
+        f"chunk rows by commits of {TASKS} source tasks, each commit for {TASKS} targets; {found.commits} commits left "
+        f"{found.chunk_rows} chunk rows, {found.range_bytes / found.chunk_rows:,.0f} bytes of ranges in each; "
+        f"{found.end_rows} rows say where the logs end, one a source task"
+    )
+    measure = f"catalog rows a commit of a {TASKS} × {TASKS} repartition"
+    return Measurement(measure, found.chunk_rows / found.commits, "rows", conditions, bar="≤ 1")
 
 
 # ---------------------------------------------------------------- ingest
