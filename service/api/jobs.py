@@ -3,7 +3,6 @@
 Knows the shapes of requests and answers. Making and deleting jobs is `job_creation`'s, moving them on `job_verbs`'.
 """
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from service.api.models import Cursor, Limit, PageView, first_row, require_name,
 from service.api.topology_pictures import picture
 from service.auth import Reader, Writer
 from service.catalog import job_states, jobs
-from service.catalog.tables import JobRow, JobTransitionRow
+from service.catalog.tables import JobTransitionRow
 from service.problems import declared
 from service.streams.errors import InvalidSpec, Problem, StaleTag
 from service.streams.operators.fields import JOB_NAME
@@ -82,7 +81,8 @@ class TransitionView(BaseModel):
     who: str
     error: dict[str, Any] | None
     kind: Annotated[
-        job_states.Kind, Field(description="Of its state, its specification; a reset, flush, replay or skip.")
+        job_states.Kind,
+        Field(description="Of its state, its specification, its version; a reset, flush, replay, skip; a copy."),
     ]
     details: Annotated[dict[str, Any] | None, Field(description="What was asked for, of kinds but state and flush.")]
 
@@ -197,15 +197,6 @@ def _views(s: Session, limit: int, after: str | None, state: str | None) -> list
     return [job_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after, state=state)]
 
 
-def _cut_as_made(spec: JobSpec, counts: Mapping[str, int], job: JobRow) -> Topology:
-    """The topology of another specification with the sub-topologies that the job has: who chose partitions of its
-    sources since it was made, or had done before, changes nothing. Raises InvalidSpec.
-    """
-    has = [each["sources"] for each in job.topology["sub_topologies"]]
-    trusted, untrusted = (graph.compile(spec, counts, custom) for custom in (set[str](), set(counts)))
-    return trusted if [each.sources for each in trusted.sub_topologies] == has else untrusted
-
-
 def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -> dict[str, Any]:
     job = job_states.lock_job(s, name=name)
     before = JobSpec.parse(job.spec)
@@ -216,7 +207,7 @@ def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -
     spec = change.applied_to(before)
     counts = {source.name: source.partitions for source in jobs.streams_of(s, job.id, "source")}
     try:
-        topology = _cut_as_made(spec, counts, job)
+        topology = graph.compile_again(spec, counts, before, Topology.from_json(job.topology))
     except InvalidSpec as error:  # a sink is where dropped records would go: nothing else of it is changed here
         raise InvalidSpec([Problem("/keep_dropped", each.detail) for each in error.errors]) from error
     reason, details = f"changed: {change.to_text()}", change.to_json()

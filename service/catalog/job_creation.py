@@ -26,6 +26,7 @@ from service.catalog.job_states import (
     lock_tasks,
     note_transition,
 )
+from service.catalog.job_versions import note_version
 from service.catalog.jobs import streams_of
 from service.catalog.start_positions import FirstRecords, start_of, start_offset
 from service.catalog.streams import (
@@ -40,6 +41,7 @@ from service.catalog.tables import (
     JobRow,
     JobStreamRow,
     JobTransitionRow,
+    JobVersionRow,
     Json,
     RebalanceRow,
     ReplicaRow,
@@ -77,11 +79,12 @@ def create_job(
     known = find_equal(s, spec, topology)
     if known is not None:
         return known, False
-    job = JobRow(name=spec.name, state=STARTING, reason="created", **_specified(spec, topology))
+    job = JobRow(name=spec.name, state=STARTING, reason="created", **specified(spec, topology))
     s.add(job)
     s.flush()
     note_transition(s, job, None, STARTING, "created", who)
-    _keep_dropped(s, job, topology)
+    note_version(s, job, "create", who=who, reason="created")
+    keep_dropped(s, job, topology)
     for sub_topology in topology.sub_topologies:
         _add_sub_topology(s, job, spec, sub_topology, records)
     wake(s, JOBS)
@@ -99,14 +102,7 @@ def find_equal(s: Session, spec: JobSpec, topology: Topology) -> JobRow | None:
         if not has_spec(known, spec):
             raise JobExists(spec.name).at("/name")
         return known
-    for i, sink in enumerate(spec.sinks):
-        there = find_stream(s, sink.stream)
-        if there is not None and there.kind != "user":
-            raise InternalStream(sink.stream).at("/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream")
-    for name in topology.internal_streams():
-        if find_stream(s, name) is not None:
-            way_out = "the job would keep its own there; delete it, or name the job otherwise"
-            raise StreamExists(name, way_out).at("/name")
+    require_free(s, spec, topology)
     if isinstance(spec.start, StartOffsets):
         for source in spec.sources:
             for partition in partitions_of(s, get_stream(s, source).id):
@@ -120,6 +116,23 @@ def has_spec(job: JobRow, spec: JobSpec) -> bool:
         return job.spec == spec.to_json() or JobSpec.parse(job.spec).to_json() == spec.to_json()
     except InvalidSpec:  # an operator of it is not installed any more
         return False
+
+
+def require_free(s: Session, spec: JobSpec, topology: Topology) -> None:
+    """Raises, each with its pointer, InternalStream (a sink), StreamExists (in the place of an internal stream)."""
+    require_user_sinks(s, spec)
+    for name in topology.internal_streams():
+        if find_stream(s, name) is not None:
+            way_out = "the job would keep its own there; delete it, or name the job otherwise"
+            raise StreamExists(name, way_out).at("/name")
+
+
+def require_user_sinks(s: Session, spec: JobSpec) -> None:
+    """Raises InternalStream, with its pointer, where a sink is kept by some job for itself."""
+    for i, sink in enumerate(spec.sinks):
+        there = find_stream(s, sink.stream)
+        if there is not None and there.kind != "user":
+            raise InternalStream(sink.stream).at("/sink" if isinstance(spec.sink, str) else f"/sink/{i}/stream")
 
 
 def set_spec(
@@ -138,11 +151,13 @@ def set_spec(
     """
     if has_spec(job, spec):
         return
-    columns = _specified(spec, topology)
+    columns = specified(spec, topology)
     for column, value in columns.items():
         setattr(job, column, value)
-    _keep_dropped(s, job, topology)
+    keep_dropped(s, job, topology)
     job.etag += 1
+    job.spec_version += 1
+    note_version(s, job, "patch", who=who, reason=reason or "changed", details=details and {"change": details})
     note_transition(s, job, job.state, job.state, reason or "changed", who, kind="spec", details=details)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))
 
@@ -157,7 +172,7 @@ def delete_job(s: Session, name: str) -> None:
     _require_unread(s, job, internal)
     s.execute(delete(TaskInputRow).where(TaskInputRow.task_id.in_(tasks)))
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_(tasks)))
-    for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, RebalanceRow, SlotRow):
+    for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, JobVersionRow, RebalanceRow, SlotRow):
         s.execute(delete(table).where(table.job_id == job.id))
     remove_streams(s, internal)
     s.delete(job)
@@ -177,7 +192,7 @@ def _require_unread(s: Session, job: JobRow, stream_ids: Sequence[str]) -> None:
         raise StreamInUse(read[0][0], [reader for stream, reader in read if stream == read[0][0]])
 
 
-def _specified(spec: JobSpec, topology: Topology) -> Json:
+def specified(spec: JobSpec, topology: Topology) -> Json:
     """The columns of a job that its specification gives."""
     body = spec.to_json()
     has_several = any(len(each.sources) > 1 or each.repartitions for each in topology.sub_topologies)
@@ -204,13 +219,13 @@ def _add_sub_topology(
     sources = [get_stream(s, name) for name in sub_topology.sources]
     users = [source for source in sources if source.kind != "repartition"]
     _require_partitions(sub_topology, users)
-    _relate(s, job, users, "source")
-    _relate(s, job, [_sink(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
+    relate(s, job, users, "source")
+    relate(s, job, [sink_stream(s, sink.stream, sub_topology.partitions) for sink in sub_topology.sinks], "sink")
     for repartition in sub_topology.repartitions:
         stream = create_stream(
             s, repartition.stream, partitions=sub_topology.partitions, kind="repartition", job_id=job.id
         )
-        _relate(s, job, [stream], "internal", sub_topology.id)
+        relate(s, job, [stream], "internal", sub_topology.id)
     _add_stores(s, job, sub_topology)
     _add_tasks(s, job, spec, sub_topology, sources, records)
 
@@ -223,7 +238,7 @@ def _require_partitions(sub_topology: SubTopology, users: Sequence[StreamRow]) -
             raise InvalidSpec([Problem("/source", f"{source.name!r} has {source.partitions} partitions by now")])
 
 
-def _keep_dropped(s: Session, job: JobRow, topology: Topology) -> None:
+def keep_dropped(s: Session, job: JobRow, topology: Topology) -> None:
     """Make the stream of dropped records where it is wanted, with a partition for each task of the largest
     sub-topology; it stays when that is no longer so.
     """
@@ -233,19 +248,19 @@ def _keep_dropped(s: Session, job: JobRow, topology: Topology) -> None:
         if found is None:
             partitions = max(each.partitions for each in topology.sub_topologies)
             kept = create_stream(s, name, partitions=partitions, kind="dropped", job_id=job.id)
-            _relate(s, job, [kept], "internal")
+            relate(s, job, [kept], "internal")
         elif found.job_id != job.id:
             raise StreamExists(name, "the job would keep dropped records there").at("/keep_dropped")
 
 
-def _sink(s: Session, name: str, partitions: int) -> StreamRow:
+def sink_stream(s: Session, name: str, partitions: int) -> StreamRow:
     stream = find_stream(s, name) or create_stream(s, name, partitions=partitions)
     if stream.kind != "user":
         raise InternalStream(name)
     return stream
 
 
-def _relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str, sub_topology: int | None = None) -> None:
+def relate(s: Session, job: JobRow, streams: Iterable[StreamRow], role: str, sub_topology: int | None = None) -> None:
     """Note what a job does with streams, once; `sub_topology`: of a repartition stream, whose tasks write it."""
     for stream in streams:
         s.merge(JobStreamRow(job_id=job.id, stream_id=stream.id, role=role, sub_topology=sub_topology))
@@ -257,7 +272,7 @@ def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
         changelog = create_stream(
             s, store.changelog, partitions=sub_topology.partitions, kind="changelog", job_id=job.id
         )
-        _relate(s, job, [changelog], "internal")
+        relate(s, job, [changelog], "internal")
         s.add(
             StoreRow(
                 name=store.name,

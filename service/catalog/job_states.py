@@ -45,7 +45,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     "drain": (frozenset({DRAINING}), STOPPED),
     "fail": (STAFFED | {DRAINING}, FAILED),
 }
-Kind = Literal["state", "spec", "reset", "flush", "replay", "skip"]
+Kind = Literal["state", "spec", "reset", "flush", "replay", "skip", "version", "copy"]
 MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
 MAY_CHANGE = frozenset({STOPPED, FAILED})

@@ -86,7 +86,7 @@ def is_caught_up(s: Session, job_id: str) -> bool:
             PartitionRow,
             (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
         )
-        .where(TaskRow.job_id == job_id)
+        .where(TaskRow.job_id == job_id, StoreRow.is_removed.is_(False))
     )
     return all(
         state != BACKLOG and not has_backlog and (applied or {}).get(store_id, 0) >= end
@@ -182,8 +182,9 @@ def transitions_of(
 
 
 def stores_of(s: Session, job_id: str) -> list[StoreRow]:
-    """The stores of a job, by name."""
-    return list(s.scalars(select(StoreRow).where(StoreRow.job_id == job_id).order_by(StoreRow.name)))
+    """The stores of a job that its operators have, by name."""
+    query = select(StoreRow).where(StoreRow.job_id == job_id, StoreRow.is_removed.is_(False))
+    return list(s.scalars(query.order_by(StoreRow.name)))
 
 
 def has_stream(s: Session, job_id: str, stream_id: str) -> bool:

@@ -90,11 +90,14 @@ class StoreNow:
     writers: dict[str, int]
 
 
+_STORES = (  # of operators: what a removed one kept is there for nobody
+    select(StoreRow, JobRow).join(JobRow, JobRow.id == StoreRow.job_id).where(StoreRow.is_removed.is_(False))
+)
+
+
 def store_now(s: Session, name: str) -> StoreNow:
     """The store of this name. Raises UnknownStore."""
-    found = s.execute(
-        select(StoreRow, JobRow).join(JobRow, JobRow.id == StoreRow.job_id).where(StoreRow.name == name)
-    ).one_or_none()
+    found = s.execute(_STORES.where(StoreRow.name == name)).one_or_none()
     if found is None:
         raise UnknownStore(name)
     return _described(s, *found)
@@ -102,14 +105,14 @@ def store_now(s: Session, name: str) -> StoreNow:
 
 def stores_now(s: Session, *, limit: int = 100, after: str | None = None) -> list[StoreNow]:
     """Stores in the order of their names, beyond `after`."""
-    query = select(StoreRow, JobRow).join(JobRow, JobRow.id == StoreRow.job_id).order_by(StoreRow.name).limit(limit)
+    query = _STORES.order_by(StoreRow.name).limit(limit)
     rows = s.execute(query if after is None else query.where(StoreRow.name > after)).all()
     return [_described(s, store, job) for store, job in rows]
 
 
 def store_ids(s: Session) -> Sequence[str]:
-    """The ids of all stores."""
-    return s.scalars(select(StoreRow.id)).all()
+    """The ids of all stores that operators have."""
+    return s.scalars(select(StoreRow.id).where(StoreRow.is_removed.is_(False))).all()
 
 
 def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Text,
+    false,
     text,
 )
 from sqlalchemy.engine import Dialect
@@ -171,6 +172,9 @@ class JobRow(CatalogTable):
     `max_repartition_bytes`, `max_task_idle_ms`: null where each of its tasks reads one partition of a user's stream and
     no more. `flush`: the stage ({"stage"}: of sub-topologies) that a flush has reached, until it is done.
     `replays_from`: partition → the first offset of its dropped records that were not dropped before a reset.
+    `spec_version`: the version of the job that `spec` and `topology` are; `change`: one that waits until the job is
+    quiet, or why the last one was given up; `read_to`: of users' streams (id → an offset a partition), where the
+    present version stops reading, while a change waits for what it has read to pass repartition streams.
     """
 
     __tablename__ = "jobs"
@@ -191,8 +195,31 @@ class JobRow(CatalogTable):
     max_task_idle_ms: Mapped[int | None]
     flush: Mapped[Json | None]
     replays_from: Mapped[Json | None]
+    spec_version: Mapped[int] = mapped_column(server_default="1", default=1)
+    change: Mapped[Json | None]
+    read_to: Mapped[Json | None]
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class JobVersionRow(CatalogTable):
+    """A version of a job, present or former: what it was, since when, by whom and why. `kind`: what made it
+    (`job_versions.Kind`); `details`: what was asked for, what it meant for each operator, and which operators go on
+    with whose stores (`inherits`: new name → former name).
+    """
+
+    __tablename__ = "job_versions"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    spec: Mapped[Json]
+    spec_sha256: Mapped[str]
+    topology: Mapped[Json]
+    at_ms: Mapped[int]
+    kind: Mapped[str]
+    who: Mapped[str]
+    reason: Mapped[str]
+    details: Mapped[Json | None]
 
 
 class JobStreamRow(CatalogTable):
@@ -239,7 +266,9 @@ class SkipRow(CatalogTable):
 
 
 class StoreRow(CatalogTable):
-    """The state of one operator; its truth is its changelog stream."""
+    """The state of one operator; its truth is its changelog stream. `since_version`: the version of the job that it
+    began empty with; `is_removed`: no operator has it any more, it goes with the job.
+    """
 
     __tablename__ = "stores"
 
@@ -252,6 +281,8 @@ class StoreRow(CatalogTable):
     sub_topology: Mapped[int] = mapped_column(Integer)
     changelog_stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"))
     spec: Mapped[Json]
+    since_version: Mapped[int] = mapped_column(server_default="1", default=1)
+    is_removed: Mapped[bool] = mapped_column(server_default=false(), default=False)
 
 
 class TaskRow(CatalogTable):
@@ -261,7 +292,8 @@ class TaskRow(CatalogTable):
     in its stores, as its last commit found; `has_backlog`: that commit left operators with output of what they have
     read; `flush_at`: the ends of its inputs, by number, when a flush was asked for, until that is done; `advanced`: the
     last time that stream time was moved without a record; `replay`: the dropped records that it takes in again
-    (`service.catalog.replays`).
+    (`service.catalog.replays`). `spec_version`: the version of the job that its stores are of; `next_version`: the one
+    that its next commit has to adopt, before anything else.
     """
 
     __tablename__ = "tasks"
@@ -283,6 +315,8 @@ class TaskRow(CatalogTable):
     flush_at: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
     advanced: Mapped[Json | None]
     replay: Mapped[Json | None]
+    spec_version: Mapped[int] = mapped_column(server_default="1", default=1)
+    next_version: Mapped[int | None]
     updated_ms: Mapped[int]
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.catalog import replays
 from service.catalog.driver import Prepared
 from service.catalog.inputs import READ, TaskInput, inputs_of
-from service.catalog.jobs import streams_of
+from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
 from service.catalog.segments import next_range
@@ -103,7 +103,7 @@ _CHANGELOGS = Prepared(
         PartitionRow,
         (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
     )
-    .where(ReplicaRow.slot_id == bindparam("slot_id"))
+    .where(ReplicaRow.slot_id == bindparam("slot_id"), StoreRow.is_removed.is_(False))
 )
 
 
@@ -114,7 +114,7 @@ def job_to_run(job: JobRow) -> JobToRun:
 
 def ids_of_job(s: Session, job_id: str) -> tuple[dict[str, StreamRef], dict[str, StoreRef]]:
     """The ids behind the names of a job's streams and stores, for those who run it."""
-    stores = s.scalars(select(StoreRow).where(StoreRow.job_id == job_id).order_by(StoreRow.name))
+    stores = stores_of(s, job_id)
     return (
         {stream.name: StreamRef(stream.id, stream.partitions) for stream in streams_of(s, job_id)},
         {store.name: StoreRef(store.id, store.changelog_stream_id) for store in stores},

@@ -137,7 +137,7 @@ def operator_stores(s: Session, job_id: str | None = None) -> list[OperatorStore
     """The operators with state of one job or of all, in order."""
     query = (
         select(JobRow.name, StoreRow.operator, StoreRow.sub_topology, StoreRow.id, StoreRow.type, StoreRow.kind)
-        .join(StoreRow, StoreRow.job_id == JobRow.id)
+        .join(StoreRow, (StoreRow.job_id == JobRow.id) & StoreRow.is_removed.is_(False))
         .order_by(JobRow.name, StoreRow.operator)
     )
     return [OperatorStore(*row) for row in s.execute(query if job_id is None else query.where(JobRow.id == job_id))]

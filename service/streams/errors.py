@@ -3,6 +3,7 @@
     StreamError
     ├── InvalidInput                          422  what was sent is malformed; carries Problems
     │   ├── InvalidSpec
+    │   ├── IncompatibleChange
     │   ├── InvalidRecords
     │   └── SimulationTooLarge
     ├── InvalidExpression                     422  the spec layer adds the pointer
@@ -22,6 +23,7 @@
     │   ├── UnknownStream
     │   ├── UnknownPartition
     │   ├── UnknownJob
+    │   ├── UnknownVersion
     │   ├── UnknownStore
     │   ├── UnknownInstance
     │   ├── UnknownSlot
@@ -108,6 +110,14 @@ class InvalidSpec(InvalidInput):
 
     code = "invalid_spec"
     subject = "The specification"
+
+
+class IncompatibleChange(InvalidInput):
+    """A job can not go on with its stores by this specification; each problem says how to do it otherwise."""
+
+    code = "incompatible_change"
+    subject = "The change"
+    fault = "is not possible"
 
 
 class InvalidRecords(InvalidInput):
@@ -345,6 +355,13 @@ class UnknownJob(Unknown):
     noun = "Job"
 
 
+class UnknownVersion(Unknown):
+    """The job has no such version."""
+
+    code = "unknown_version"
+    noun = "Version"
+
+
 class UnknownStore(Unknown):
     """No store has this name."""
 
@@ -407,7 +424,7 @@ class JobExists(Conflict):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"Job {name!r} already exists with another specification")
+        super().__init__(f"Job {name!r} already exists with another specification: `PUT` changes it")
 
 
 class IllegalTransition(Conflict):

@@ -165,6 +165,18 @@ def compile(  # noqa: A001 - it is what it does
     return topology
 
 
+def compile_again(spec: JobSpec, partitions: Mapping[str, int], former: JobSpec, made: Topology) -> Topology:
+    """The topology of another specification of a job, cut as its topology `made` was: who chose partitions of its
+    sources since then, or had done before, changes nothing. Raises InvalidSpec.
+    """
+    custom = set[str]() if _reads(compile(former, partitions)) == _reads(made) else set(partitions)
+    return compile(spec, partitions, custom)
+
+
+def _reads(topology: Topology) -> list[list[str]]:
+    return [each.sources for each in topology.sub_topologies]
+
+
 class _Results(NamedTuple):
     """Where results are: in a sub-topology, of the node at this place (None: what it reads). `lie_apart`: those with
     equal keys may be in several partitions.

@@ -166,3 +166,35 @@ def test_an_input_is_a_range_of_one_partition_and_no_job_had_a_repartition(empty
         assert contents(engine, "jobs", "flush", "max_repartition_bytes", "max_task_idle_ms") == [(None, None, None)]
         downgrade(empty_database_url, "0004")
         assert contents(engine, "task_inputs", "task_id", "number", "stream_id", "partition") == before
+
+
+OF_0006: Rows = {
+    **{name: OF_0002[name] for name in ("streams", "partitions")},
+    "jobs": [OF_0002["jobs"][0] | {"spec": {"name": "j"}, "spec_sha256": "abc", "topology": {"job": "j"}}],
+    "tasks": OF_0004["tasks"],
+    "stores": [
+        {"id": "s", "name": "j-n", "job_id": "j", "operator": "n", "type": "window", "kind": "windows", "spec": {}}
+        | {"sub_topology": 0, "changelog_stream_id": "b"}
+    ],
+    "job_transitions": [
+        {"id": 1, "job_id": "j", "at_ms": 77, "to_state": "starting", "reason": "created", "who": "me"},
+        {"id": 2, "job_id": "j", "at_ms": 88, "to_state": "running", "reason": "run", "who": ""},
+    ],
+}
+
+
+def test_jobs_that_are_there_have_a_first_version_of_which_all_is(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0006")
+    with engine_of(empty_database_url) as engine:
+        put(engine, OF_0006)
+        before = contents(engine, "jobs", "id", "spec", "state"), contents(engine, "tasks", "id", "positions")
+        upgrade(empty_database_url, "0007")
+        columns = ("job_id", "version", "spec", "spec_sha256", "topology", "at_ms", "kind", "who", "reason", "details")
+        first = ("j", 1, {"name": "j"}, "abc", {"job": "j"}, 77, "create", "me", "created", None)
+        assert contents(engine, "job_versions", *columns) == [first]
+        assert contents(engine, "jobs", "spec_version", "change", "read_to") == [(1, None, None)]
+        assert contents(engine, "tasks", "spec_version", "next_version") == [(1, None)]
+        assert contents(engine, "stores", "since_version", "is_removed") == [(1, False)]
+        downgrade(empty_database_url, "0006")
+        assert "job_versions" not in inspect(engine).get_table_names()
+        assert (contents(engine, "jobs", "id", "spec", "state"), contents(engine, "tasks", "id", "positions")) == before
