@@ -86,6 +86,9 @@ class _CatalogCollector(Collector):
             totals.repartition_lag,
         )
         yield _family(
+            GaugeMetricFamily("millrace_job_version", "The version of a job", labels=["job"]), totals.versions
+        )
+        yield _family(
             CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )
         yield _family(

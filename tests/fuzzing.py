@@ -53,6 +53,8 @@ BODIES = {  # what an example of a body without one of its own says
     "ReplayRequest": ("operator", "reason"),
     "ResetRequest": (),
     "BatchRequest": ("keys",),
+    "ChangeRequest": ("name", "source", "operators"),
+    "RollbackRequest": ("version",),
 }
 EXPRESSIONS = [
     "true",
@@ -165,7 +167,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
     slot = f"/v1/instances/{failed['instance'][0]}/slots/{failed['slot'][0]}"
     body = {"task": failed["task"][0], "epoch": failed["epoch"][0], "error": ERROR}
     http.post(f"{slot}:fail", json=body).raise_for_status()
-    for name in "passing", "stopped", "resting", "over", "again":
+    for name in "passing", "stopped", "resting", "over", "again", "changing":
         _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "operators": [OPERATORS["once"]]})
         if name != "passing":
             http.post(f"/v1/jobs/{name}:stop").raise_for_status()
@@ -175,6 +177,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         _ask(http, "/v1/streams", {"name": name})
     token = _ask(http, "/v1/tokens", {"role": "reader"})["id"]
     changing: dict[str, Known] = {
+        "/versions/": {"version": [1]},
         "^get ": {},
         ":fail$": failing,
         ":skip$": failed,
@@ -182,6 +185,8 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         ":stop$": {"job": ["passing"]},
         ":restart$": {"job": ["stopped"]},
         ":reset$": {"job": ["again"]},
+        "^put |:rollback$": {"job": ["changing"], "If-Match": [http.get("/v1/jobs/changing").headers["ETag"], "*"]},
+        ":copy$": {"job": ["again"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},
         "^patch ": {"stream": ["resting"], "If-Match": [http.get("/v1/streams/resting").headers["ETag"], "*"]},
         "^delete ": {"stream": ["unused", "clicks", "visits-s-changelog"], "job": ["over", "spare"], "token": [token]},
@@ -193,6 +198,9 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         "FailRequest": failing,
         "SlotRequest": {"job": joining["job_id"], "slot": [uuid4().hex]},
         "JoinRequest": {"name": ["doomed"]},
+        "ChangeRequest": {"name": ["changing"], "source": ["clicks"], "operators": [[OPERATORS["once"]], []]},
+        "RollbackRequest": {"version": [1]},
+        "CopyRequest": {"name": ["copied"], "sink": [None, "copied", "clicks"]},
         "ReplayRequest": {"operator": ["s"], "reason": [["late"], ["duplicate"]]},
     }
     return World(service, _lasting(http, spare, position), changing, bodies)

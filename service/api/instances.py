@@ -220,7 +220,13 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
     while True:
         seen = state.hub.seen
         found = await run_in_threadpool(
-            coordinator.poll_slot, state.catalog, slot, body.tasks, instance_id=instance, known=body.spec_sha256
+            coordinator.poll_slot,
+            state.catalog,
+            slot,
+            body.tasks,
+            instance_id=instance,
+            known=body.spec_sha256,
+            known_version=body.job_version,
         )
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:

@@ -61,7 +61,7 @@ def _copy(s: Session, name: str, asked: CopyRequest, who: str) -> dict[str, Any]
     former, made = JobSpec.parse(first.spec), Topology.from_json(first.topology)
     spec = JobSpec.parse({**first.spec, **asked.model_dump(mode="json", include={"name", "sink"})})
     counts = {source.name: source.partitions for source in jobs.streams_of(s, first.id, "source")}
-    topology = graph.compile_again(spec, counts, former, made)
+    topology = graph.over_same_stores(graph.compile_again(spec, counts, former, made), made)
     warnings = [asdict(each) for each in shared_sinks(s, spec)]
     copied = job_copies.copy_job(s, first, spec, topology, is_paused=asked.start_paused, who=who)
     s.flush()

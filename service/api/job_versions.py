@@ -1,38 +1,97 @@
-"""Versions of jobs over HTTP: list them, look into one.
+"""Versions of jobs over HTTP: change one with its state, go back to a former version, list them, look into one.
 
-Knows the shapes of answers. Refuses to know what a change means (`service.streams.topology.versions`) and which rows
-are kept (`service.catalog.job_versions`).
+Knows the shapes of requests and answers. Refuses to know what a change means (`service.streams.topology.versions`) and
+which rows are kept (`service.catalog.job_versions`).
 """
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import Path
+from fastapi import Header, Path, Query
 from pydantic import BaseModel, Field
+from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import UNCHANGED, answer, tagged
-from service.api.document import router_of
+from service import coordinator
+from service.api.bodies import UNCHANGED, answer, expected_etag, read_json, tagged
+from service.api.document import router_of, takes
+from service.api.job_creation import EXAMPLE
+from service.api.job_views import JobView, find_job_view, job_version, tagged_job
+from service.api.job_waiting import Waiting, settled_job
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row
-from service.auth import Reader
-from service.catalog import job_versions, jobs
-from service.catalog.tables import JobRow, JobVersionRow
+from service.auth import Reader, Writer
+from service.catalog import job_changes, job_creation, job_states, job_versions, jobs
+from service.catalog.job_changes import BufferBound
+from service.catalog.tables import JobRow, JobVersionRow, TaskRow
+from service.faults import fault_point
 from service.positions import RowCursor, opaque
-from service.problems import declared
+from service.problems import ProblemItemView, declared
+from service.streams.errors import IncompatibleChange, Problem, StaleTag
+from service.streams.operators.fields import OperatorName, Spec
+from service.streams.topology import versions
+from service.streams.topology.complaints import pointer, validated
+from service.streams.topology.spec import MAX_OPERATORS, JobSpec
 
 router = router_of("jobs")
+
+
+class ChangeRequest(JobSpec):
+    """A whole specification of a job that is there, under its name, and what the names in it do not say."""
+
+    renames: Annotated[
+        dict[OperatorName, OperatorName],
+        Field(max_length=MAX_OPERATORS, default_factory=dict, description="Operators with stores: former name → name."),
+    ]
+    restart: Annotated[
+        list[OperatorName],
+        Field(
+            max_length=MAX_OPERATORS,
+            default_factory=list,
+            description="Operators whose stores begin empty, at the stream time of each task.",
+        ),
+    ]
+
+
+class RollbackRequest(Spec):
+    """The version to go back to; `restart` as in a change."""
+
+    version: Annotated[int, Field(ge=1, le=MAX_ROW_ID)]
+    restart: Annotated[list[OperatorName], Field(max_length=MAX_OPERATORS, default_factory=list)]
 
 
 class OperatorVerdictView(BaseModel):
     """What a change means for an operator and its store."""
 
     operator: str
+    op: str
     former: Annotated[str | None, Field(description="The operator of the version before; null: it is a new one.")]
-    store: str | None
-    verdict: str
+    store: Annotated[str | None, Field(description="What it keeps, or kept; null: nothing.")]
+    verdict: versions.OperatorVerdict
     detail: str
+
+
+class SinkVerdictView(BaseModel):
+    """What a change means for the records of a sink."""
+
+    stream: str
+    verdict: versions.SinkVerdict
+    detail: str
+
+
+class ChangeVerdictView(BaseModel):
+    """What a change would mean; nothing is changed."""
+
+    version: Annotated[int, Field(description="What it would be called.")]
+    is_possible: bool
+    operators: list[OperatorVerdictView]
+    sinks: list[SinkVerdictView]
+    errors: Annotated[list[ProblemItemView], Field(description="Why it is not possible, each with a way out.")]
 
 
 class JobVersionView(BaseModel):
@@ -45,7 +104,7 @@ class JobVersionView(BaseModel):
     kind: Annotated[job_versions.Kind, Field(description="What made it.")]
     reason: str
     operators: Annotated[list[OperatorVerdictView], Field(description="What it meant for each operator, of a change.")]
-    outputs: Annotated[list[str], Field(description="What it meant for records that were written before, of a change.")]
+    sinks: Annotated[list[SinkVerdictView], Field(description="What it meant for the records of sinks, of a change.")]
 
 
 class JobVersionSpecView(JobVersionView):
@@ -53,6 +112,52 @@ class JobVersionSpecView(JobVersionView):
 
     spec: dict[str, Any]
     topology: dict[str, Any]
+
+
+CHANGED: dict[int | str, dict[str, Any]] = {
+    200: {"model": JobView | ChangeVerdictView, "description": "It is that version; or what it would mean (`dry_run`)"},
+    202: {"model": JobView, "description": "It becomes that version as soon as what is on its way is read"},
+    **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428),
+}
+IfMatch = Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")]
+DryRun = Annotated[bool, Query(description="Say what it would mean, and change nothing.")]
+
+
+@router.put("/v1/jobs/{job:name}", responses=CHANGED, openapi_extra=takes(ChangeRequest, EXAMPLE))
+async def put_job(
+    request: Request,
+    job: str,
+    caller: Writer,
+    waiting: Annotated[Waiting, Query()],
+    dry_run: DryRun = False,
+    _if_match: IfMatch = None,
+) -> Response:
+    """Give a job another specification, over the same stores and positions: nothing is read or written twice.
+
+    At once, where nothing is on its way through the job; else it reads what is there (state `changing`), and becomes
+    the new version then. What its stores can not bear is refused, each with a way out, and changes nothing.
+    """
+    tag = expected_etag(request)
+    asked = ChangeRequest.parse(await read_json(request))
+    wanted = _Wanted("put", "changed", asked.renames, asked.restart)
+    spec = JobSpec.parse(asked.model_dump(mode="json", exclude={"renames", "restart"}))
+    return await _ask(request, job, tag, waiting, caller.name, lambda s, found: (spec, wanted), dry_run=dry_run)
+
+
+@router.post("/v1/jobs/{job:name}:rollback", responses=CHANGED, openapi_extra=takes(RollbackRequest, {"version": 1}))
+async def roll_back_job(
+    request: Request,
+    job: str,
+    caller: Writer,
+    waiting: Annotated[Waiting, Query()],
+    dry_run: DryRun = False,
+    _if_match: IfMatch = None,
+) -> Response:
+    """Give a job the specification of a former version, over its stores as they are: a new version, as with `PUT`."""
+    tag = expected_etag(request)
+    asked = validated(RollbackRequest, await read_json(request))
+    chosen = partial(_former, asked=asked)
+    return await _ask(request, job, tag, waiting, caller.name, chosen, dry_run=dry_run)
 
 
 @router.get(
@@ -74,7 +179,98 @@ def get_job_version(
     return tagged(request, request.state.catalog.read(_version, job, version))
 
 
+class _Wanted(NamedTuple):
+    """How a specification was asked for."""
+
+    kind: job_versions.Kind
+    reason: str
+    renames: Mapping[str, str]
+    restart: Sequence[str]
+
+
+Choose = Callable[[Session, JobRow], tuple[JobSpec, _Wanted]]
+
+
+async def _ask(
+    request: Request, job: str, tag: str, waiting: Waiting, who: str, choose: Choose, *, dry_run: bool
+) -> Response:
+    """Change a job, or say what that would mean."""
+    catalog = request.state.catalog
+    if dry_run:
+        return answer(await run_in_threadpool(catalog.read, _compare, job, tag, choose))
+    view = await run_in_threadpool(catalog.write, _change, job, tag, choose, who)
+    fault_point("change.after")
+    if waiting.wait:
+        view = await settled_job(request, job, waiting)
+    shown = tagged_job(request, view)
+    shown.status_code = 202 if view["state"] == job_states.CHANGING else shown.status_code
+    return shown
+
+
 # ---------------------------------------------------------------- in a transaction
+
+
+def _former(s: Session, job: JobRow, asked: RollbackRequest) -> tuple[JobSpec, _Wanted]:
+    """The specification of a former version, and what its operators are called now."""
+    row = job_versions.get_version(s, job, asked.version)
+    names = job_versions.former_names(s, job.id, asked.version, [store.operator for store in jobs.stores_of(s, job.id)])
+    renames = {now: was for now, was in names.items() if now != was}
+    return JobSpec.parse(row.spec), _Wanted("rollback", f"rollback to version {asked.version}", renames, asked.restart)
+
+
+def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
+    job = jobs.get_job(s, name)
+    _require_tag(job, tag)
+    spec, wanted = choose(s, job)
+    found = job_changes.compare(s, job, spec, renames=wanted.renames, restart=wanted.restart)
+    tasks = s.scalars(select(TaskRow).where(TaskRow.job_id == job.id)).all()
+    full = job_changes.too_full(jobs.stores_of(s, job.id), tasks, job_changes.bounds_of(found))
+    problems = [*found.problems, *_over(spec, wanted, found, full)]
+    return {
+        "version": job.spec_version + 1,
+        "is_possible": not problems,
+        "operators": [asdict(each) for each in found.operators],
+        "sinks": [asdict(each) for each in found.sinks],
+        "errors": [asdict(each) for each in problems],
+    }
+
+
+def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[str, Any]:
+    job = job_states.lock_job(s, name=name)
+    _require_tag(job, tag)
+    spec, wanted = choose(s, job)
+    if job_creation.has_spec(job, spec) and not wanted.restart:
+        return find_job_view(s, name)
+    if spec.parallelism != job.parallelism:
+        job_states.require_changeable(job)
+    found = job_changes.compare(s, job, spec, renames=wanted.renames, restart=wanted.restart)
+    if found.problems:
+        raise IncompatibleChange(found.problems)
+    job_creation.require_user_sinks(s, spec)
+    full = coordinator.change_version(s, job, job_changes.wanted(job, spec, found, who=who, **wanted._asdict()))
+    if full:
+        raise IncompatibleChange(_over(spec, wanted, found, full))
+    s.flush()
+    return find_job_view(s, name)
+
+
+def _require_tag(job: JobRow, tag: str) -> None:
+    if tag.rpartition("-")[0] != job_version(job.id, job.etag):
+        raise StaleTag(job.name)
+
+
+def _over(spec: JobSpec, wanted: _Wanted, found: versions.Comparison, full: Iterable[BufferBound]) -> list[Problem]:
+    """Bounds that buffers are over, as problems of the operators that have, or had, these buffers."""
+    operators = {each.store: each for each in found.operators if each.store is not None}
+    now = {was: name for name, was in found.inherited.items()}
+    formers = {f"{spec.name}-{was}": name for was, name in now.items()}
+    problems = []
+    for bound in full:
+        name = formers.get(bound.store) or (operators[bound.store].operator if bound.store in operators else "")
+        place = spec.operator_names.index(name) if name in spec.operator_names else None
+        at = "/operators" if place is None else pointer("operators", place)
+        problems.append(Problem(at, f"{bound.detail}; `:flush` the job, or let the buffer empty, and ask again"))
+    return problems
 
 
 def _versions(s: Session, name: str, limit: int, cursor: str | None) -> dict[str, Any]:
@@ -101,5 +297,5 @@ def _shown(job: JobRow, row: JobVersionRow) -> dict[str, Any]:
         "kind": row.kind,
         "reason": row.reason,
         "operators": details.get("operators", []),
-        "outputs": details.get("outputs", []),
+        "sinks": details.get("sinks", []),
     }

@@ -14,7 +14,7 @@ from service.api.bodies import tagged
 from service.catalog import jobs
 from service.catalog.tables import JobRow
 
-JobState = Literal["starting", "running", "rebalancing", "paused", "draining", "stopped", "failed"]
+JobState = Literal["starting", "running", "rebalancing", "changing", "paused", "draining", "stopped", "failed"]
 
 
 class JobPositionView(BaseModel):
@@ -25,6 +25,14 @@ class JobPositionView(BaseModel):
     position: int
     end: int
     lag: int
+
+
+class JobChangeView(BaseModel):
+    """A change to another version that is not made."""
+
+    state: Literal["pending", "refused"]
+    version: int
+    reason: str
 
 
 class JobView(BaseModel):
@@ -44,6 +52,10 @@ class JobView(BaseModel):
     is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
     stores: list[str]
     version: Annotated[int, Field(description="Rises with every change of state or specification.")]
+    spec_version: Annotated[int, Field(description="Of its specification: `…/versions` lists all.")]
+    change: Annotated[
+        JobChangeView | None, Field(description="A change that waits until the job is quiet, or was given up last.")
+    ]
     created_at: str
 
 
@@ -69,8 +81,16 @@ def job_view(s: Session, job: JobRow) -> dict[str, Any]:
         "is_replaying": jobs.is_replaying(s, job.id),
         "stores": [store.name for store in jobs.stores_of(s, job.id)],
         "version": job.etag,
+        "spec_version": job.spec_version,
+        "change": _change_view(job),
         "created_at": job.created_at.isoformat(),
     }
+
+
+def _change_view(job: JobRow) -> dict[str, Any] | None:
+    if job.change is None:
+        return None
+    return {"version": job.spec_version + 1, **{name: job.change[name] for name in ("state", "reason")}}
 
 
 def tagged_job(request: Request, view: dict[str, Any]) -> Response:

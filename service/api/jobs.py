@@ -207,7 +207,8 @@ def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -
     spec = change.applied_to(before)
     counts = {source.name: source.partitions for source in jobs.streams_of(s, job.id, "source")}
     try:
-        topology = graph.compile_again(spec, counts, before, Topology.from_json(job.topology))
+        made = Topology.from_json(job.topology)
+        topology = graph.over_same_stores(graph.compile_again(spec, counts, before, made), made)
     except InvalidSpec as error:  # a sink is where dropped records would go: nothing else of it is changed here
         raise InvalidSpec([Problem("/keep_dropped", each.detail) for each in error.errors]) from error
     reason, details = f"changed: {change.to_text()}", change.to_json()

@@ -4,6 +4,7 @@ It knows epochs, versions, positions and offsets; it refuses to know what an ope
 
 A commit is accepted when the slot holds the task under the epoch and version that the catalog holds, its positions
 begin where the stored ones are, its segments are pending ones of this slot, and their chunks are for logs of the task.
+A task that has another version of its job to adopt does that by its next commit, and by nothing else.
 Each commit of a request is judged alone, before anything of it is written. Repeating the id of a task's last commit
 gets the first answer; a writer asks again before it commits anything else, so nothing older can be asked for.
 
@@ -102,6 +103,8 @@ class _Committing:
         """Why a commit of the task's owner can not be accepted; None when it can."""
         if task.version != commit.version:
             return "stale_version"
+        if task.next_version != commit.adopted:
+            return "not_adopted" if commit.adopted is None else "wrong_job_version"
         inputs = self._inputs[task.id]
         if len({move.input for move in commit.positions}) < len(commit.positions):
             return "wrong_position"
@@ -114,6 +117,8 @@ class _Committing:
 
     def _objection_to_advance(self, task: TaskRow, commit: TaskCommit) -> str | None:
         """A batch moves by records, replays or advances, never two; and what allowed an advance must still be so."""
+        if commit.adopted is not None and (commit.positions or commit.replayed or commit.advance):
+            return "more_than_adopted"
         if sum(map(bool, (commit.positions, commit.replayed, commit.advance))) > 1:
             return "records_and_replay" if commit.advance is None else "records_and_advance"
         if commit.advance is None:
@@ -160,13 +165,15 @@ class _Committing:
             replays.note(task, commit.replayed)
         if commit.advance is not None:
             idle_and_flush.note(task, commit.advance, self._at_ms)
+        if commit.adopted is not None:
+            task.spec_version, task.next_version = commit.adopted, None
         task.version += 1
         verdict = Verdict(commit.task, commit.commit_id, "accepted", None, task.version, published)
         task.last_commit_id, task.last_commit_result = commit.commit_id, msgspec.to_builtins(verdict)
         task.counters = measures.after(task.counters, dict(commit.counters))
         note_commit(active, commit.applied)
         task.stream_time = max(task.stream_time, commit.stream_time)
-        task.has_backlog = commit.has_backlog
+        task.has_backlog = commit.has_backlog or (task.has_backlog and commit.adopted is not None)
         task.updated_ms = self._at_ms
         wake(self._s, progress_topic(task.job_id))
         return verdict

@@ -202,12 +202,12 @@ def logs_of(s: Session, stream_ids: Collection[str]) -> Logs:
 
 
 def inputs_of(s: Session, rows: Sequence[Any], logs: Logs | None = None) -> Iterator[tuple[Any, list[TaskInput]]]:
-    """Each row of `READ`, and the inputs that it tells of. `logs`: those of ranges, where they are known already."""
-    if logs is None:
-        logs = logs_of(s, {row.stream_id for row in rows if row.partitions > 1})
+    """Each row of `READ`, and the inputs that it tells of. `logs`: all of them, as tasks are to see them."""
+    known = logs_of(s, {row.stream_id for row in rows if row.partitions > 1}) if logs is None else logs
     for row in rows:
+        is_told = logs is None and row.partitions == 1
         one = [Log(row.start_offset, row.end_offset, row.silent_ms)]
-        yield row, _range(row, one if row.partitions == 1 else logs[row.stream_id][row.partition :])
+        yield row, _range(row, one if is_told else known[row.stream_id][row.partition :])
 
 
 def _inputs(s: Session, query: Prepared, **parameters: Any) -> dict[str, list[TaskInput]]:

@@ -1,9 +1,9 @@
 """Resets: a job begins to read anew, with empty stores, as if it had just been made.
 
 It knows which rows say what a job has read and what it keeps. Stores, changelogs and repartition streams get new ids,
-so that no copy of what was kept before is ever read again; the old streams go as those of a deleted job do, and the
-collector frees their files. Sinks, dropped records and the records to pass over stay. It refuses to know who may reset
-what, and who owns a task.
+so that no copy of what was kept before is ever read again; the old streams go as those of a deleted job do, stores of
+operators that were removed with them, and the collector frees their files. Sinks, dropped records and the records to
+pass over stay. It refuses to know who may reset what, and who owns a task.
 
 Locks: the job and its tasks are locked; then partitions by id.
 """
@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
 from service.catalog.inputs import TaskInput, inputs_of_job, pack
+from service.catalog.job_changes import drop_store
 from service.catalog.jobs import streams_of
 from service.catalog.start_positions import FirstRecords, start_of
 from service.catalog.streams import create_stream, lock_partitions_of, remove_streams
@@ -58,18 +59,24 @@ def begin_anew(
             return InputPosition(0)  # a stream of its own, which begins anew too
         return InputPosition(start_of(s, start, sources[at.stream_id], partitions[at.stream_id, at.partition], records))
 
-    job.flush, at_ms = None, now_ms(s)
+    job.flush = job.change = None
+    at_ms = now_ms(s)
     job.replays_from = {str(at.partition): at.end_offset for at in partitions.values() if at.stream_id in dropped}
     for task in locked:
         task.positions = pack(first(at) for at in inputs[task.id])
         task.version += 1
         task.counters, task.stream_time = {}, -1
         task.is_closed, task.has_backlog = True, False
-        task.flush_at = task.advanced = task.replay = None
+        task.flush_at = task.advanced = task.replay = task.next_version = None
+        task.spec_version = job.spec_version
         task.updated_ms = at_ms
     s.flush()
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_([task.id for task in locked])))
-    _renew_streams(s, job, [stream for stream in internal if stream.id not in dropped])
+    removed = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id, StoreRow.is_removed)).all()
+    going = {*dropped, *(store.changelog_stream_id for store in removed)}
+    for store in removed:
+        drop_store(s, store)
+    _renew_streams(s, job, [stream for stream in internal if stream.id not in going])
 
 
 def _renew_streams(s: Session, job: JobRow, streams: Iterable[StreamRow]) -> None:
@@ -83,7 +90,10 @@ def _renew_streams(s: Session, job: JobRow, streams: Iterable[StreamRow]) -> Non
         stream_id: create_stream(s, name, partitions=partitions, kind=kind, job_id=job.id).id
         for stream_id, (name, partitions, kind) in old.items()
     }
-    stores = [{**row, "id": new_id(), "changelog_stream_id": new[row["changelog_stream_id"]]} for row in of_stores]
+    begun = {"since_version": job.spec_version}
+    stores = [
+        {**row, **begun, "id": new_id(), "changelog_stream_id": new[row["changelog_stream_id"]]} for row in of_stores
+    ]
     _add(s, StoreRow, stores)
     for table, rows in ((JobStreamRow, of_job), (TaskInputRow, of_inputs)):
         _add(s, table, [{**row, "stream_id": new[row["stream_id"]]} for row in rows])

@@ -28,21 +28,24 @@ from service.streams.errors import IllegalTransition, InvalidSpec, Problem, Unkn
 
 STARTING, RUNNING, REBALANCING = "starting", "running", "rebalancing"
 PAUSED, DRAINING, STOPPED, FAILED = "paused", "draining", "stopped", "failed"
+CHANGING = "changing"  # coming to rest for another version: what is on its way is read, nothing else
 WORKING = frozenset({STARTING, RUNNING, REBALANCING})  # work is handed out
-STAFFED = WORKING | {PAUSED}  # slots are wanted
+STAFFED = WORKING | {PAUSED, CHANGING}  # slots are wanted
 MAY_RESET = frozenset({STOPPED, FAILED})
 
 TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     # what people ask for
     "pause": (WORKING, PAUSED),
-    "resume": (frozenset({PAUSED}), STARTING),
+    "resume": (frozenset({PAUSED, CHANGING}), STARTING),
     "stop": (STAFFED | {FAILED}, DRAINING),
     "restart": (frozenset({STOPPED, FAILED}), STARTING),
     "reset": (MAY_RESET, STOPPED),
+    "change": (WORKING, CHANGING),
     # what happens
     "run": (frozenset({STARTING, REBALANCING}), RUNNING),
     "rebalance": (frozenset({RUNNING}), REBALANCING),
     "drain": (frozenset({DRAINING}), STOPPED),
+    "changed": (frozenset({CHANGING}), STARTING),
     "fail": (STAFFED | {DRAINING}, FAILED),
 }
 Kind = Literal["state", "spec", "reset", "flush", "replay", "skip", "version", "copy"]
@@ -50,6 +53,7 @@ MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
 MAY_CHANGE = frozenset({STOPPED, FAILED})
 STOP_FIRST = "`:stop` it first, and wait until it is stopped"
+WAIT_OR_RESUME = "wait until its change is made, or `:resume` it to give that up"
 
 
 def lock_job(s: Session, *, name: str | None = None, job_id: str | None = None) -> JobRow:
@@ -78,11 +82,16 @@ def move(
     error: Json | None = None,
     details: Json | None = None,
 ) -> None:
-    """Take a locked job through one transition; `details`: what was asked for. Raises IllegalTransition."""
+    """Take a locked job through one transition; `details`: what was asked for. A change that it came to rest for is
+    given up by any verb of people, and by a failure. Raises IllegalTransition.
+    """
     allowed, state = TRANSITIONS[verb]
     if job.state not in allowed:
-        raise IllegalTransition(job.state, verb)
+        raise IllegalTransition(job.state, verb, WAIT_OR_RESUME if job.state == CHANGING else "")
     kind: Kind = "reset" if verb == "reset" else "state"
+    if job.state == CHANGING and verb != "changed":
+        job.change = job.read_to = None
+        reason = f"{reason or verb}; the change to version {job.spec_version + 1} is given up"
     note_transition(s, job, job.state, state, reason or verb, who, error, kind=kind, details=details)
     job.state, job.reason = state, reason or verb
     job.etag += 1
@@ -129,7 +138,7 @@ def flush_job(s: Session, name: str, *, who: str = "") -> JobRow:
     """Have a job close all that is open once it has read what is there now. Raises UnknownJob, IllegalTransition."""
     job = lock_job(s, name=name)
     if job.state not in WORKING:
-        raise IllegalTransition(job.state, "flush")
+        raise IllegalTransition(job.state, "flush", WAIT_OR_RESUME if job.state == CHANGING else "")
     ask_to_flush(s, job, lock_tasks(s, job.id))
     note_transition(s, job, job.state, job.state, "flush", who, kind="flush")
     return job

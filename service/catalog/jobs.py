@@ -73,12 +73,13 @@ def positions(s: Session, job_id: str) -> list[SourcePosition]:
 
 def is_caught_up(s: Session, job_id: str) -> bool:
     """Every input of every task is read to its end, with all results out; no flush and no replay is under way; every
-    replica is at its changelog's end.
+    task has taken over the present version; every replica is at its changelog's end.
     """
     if any(lag.records for lag in lags(s, job_id).values()) or is_flushing(s, job_id) or is_replaying(s, job_id):
         return False
     changelogs = (
         select(ReplicaRow.state, TaskRow.has_backlog, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
+        .add_columns(TaskRow.next_version)
         .select_from(TaskRow)
         .outerjoin(ReplicaRow, IS_ACTIVE)
         .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
@@ -89,8 +90,8 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         .where(TaskRow.job_id == job_id, StoreRow.is_removed.is_(False))
     )
     return all(
-        state != BACKLOG and not has_backlog and (applied or {}).get(store_id, 0) >= end
-        for state, has_backlog, applied, store_id, end in s.execute(changelogs)
+        state != BACKLOG and not has_backlog and next_version is None and (applied or {}).get(store_id, 0) >= end
+        for state, has_backlog, applied, store_id, end, next_version in s.execute(changelogs)
     )
 
 

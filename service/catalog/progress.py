@@ -34,6 +34,7 @@ Bools = npt.NDArray[np.bool_]
 
 _NEVER: Final = np.iinfo(np.int64).max
 _NOBODY: Final = -1
+_LONG_MS: Final = 2**62  # longer than anybody waits for an input
 _TASKS = (
     select(TaskRow.id, TaskRow.sub_topology, TaskRow.partition, TaskRow.positions, TaskRow.is_closed)
     .add_columns(TaskRow.has_backlog, TaskRow.flush_at.is_not(None).label("is_flushing"))
@@ -57,13 +58,15 @@ _LOGS = (
 @dataclass(frozen=True, slots=True)
 class Patience:
     """What of a job says how long its tasks wait: `max_repartition_bytes` before they write more, `max_task_idle_ms`
-    for a source partition that is silent; `idle_close_after_ms`, `flush`: what they still have to close.
+    for a source partition that is silent; `idle_close_after_ms`, `flush`: what they still have to close. `read_to`:
+    users' streams (id → an offset a partition) end there for them, while the job comes to rest for a change.
     """
 
     max_repartition_bytes: int
     max_task_idle_ms: int
     idle_close_after_ms: int | None
     flush: Mapping[str, Any] | None
+    read_to: Mapping[str, Sequence[int]] | None = None
 
     @classmethod
     def of(cls, job: JobRow) -> Patience | None:
@@ -97,15 +100,21 @@ class JobProgress:
         found: dict[str, list[Log]] = {}
         for place, row in enumerate(logs):
             self._firsts.setdefault(row.stream_id, place)
-            found.setdefault(row.stream_id, []).append(Log(row.start_offset, row.end_offset, row.silent_ms))
+            found.setdefault(row.stream_id, []).append(self._log_of(row))
         self.logs: Logs = found
         self._of_log = [(row.stream_id, row.partition) for row in logs]
-        self._end, self._silent_ms, self._bytes = (
-            np.array([row[name] for row in (each._mapping for each in logs)], np.int64)
-            for name in ("end_offset", "silent_ms", "bytes")
-        )
+        every = [log for of_stream in found.values() for log in of_stream]
+        self._end, self._silent_ms = (np.array([log[field] for log in every], np.int64) for field in (1, 2))
+        self._bytes: Int64s = np.array([row.bytes for row in logs], np.int64)
         writers = [places.get((row.sub_topology, row.partition), _NOBODY) for row in logs]
         self._writer: Int64s = np.array(writers, np.int64)  # of each log the task, _NOBODY: users
+
+    def _log_of(self, row: Row[Any]) -> Log:
+        """A partition as the job's tasks are to see it: of one that they read up to a mark, nothing comes behind."""
+        marks = (self._patience.read_to or {}).get(row.stream_id)
+        if marks is None:
+            return Log(row.start_offset, row.end_offset, row.silent_ms)
+        return Log(row.start_offset, min(row.end_offset, marks[row.partition]), _LONG_MS)
 
     def _read_inputs(self, ranges: Sequence[Row[Any]], tasks: Sequence[Row[Any]]) -> None:
         counts = np.array([row.partitions for row in ranges], np.int64)

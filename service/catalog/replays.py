@@ -17,11 +17,11 @@ from sqlalchemy.orm import Session
 
 from service.catalog import segments
 from service.catalog.engine import job_topic, progress_topic, wake
-from service.catalog.job_states import lock_job, lock_tasks, note_transition
+from service.catalog.job_states import CHANGING, WAIT_OR_RESUME, lock_job, lock_tasks, note_transition
 from service.catalog.jobs import is_replaying, metrics
 from service.catalog.tables import JobRow, Json, PartitionRow, StreamRow, TaskRow
 from service.protocol import KeptRange, Move
-from service.streams.errors import InvalidSpec, NothingKept, Problem, ReplayUnderWay
+from service.streams.errors import IllegalTransition, InvalidSpec, NothingKept, Problem, ReplayUnderWay
 from service.streams.topology.graph import Topology
 from service.streams.topology.replays import REASONS, Wanted
 
@@ -44,12 +44,15 @@ class ReplayAsked(NamedTuple):
 def ask_to_replay(s: Session, name: str, wanted: Wanted, *, who: str = "") -> ReplayAsked:
     """Have a job's tasks take in again what they dropped and kept until now; they begin once the job runs.
 
-    Raises UnknownJob, NothingKept, ReplayUnderWay, InvalidSpec (an operator or a reason that the job does not know).
+    Raises UnknownJob, NothingKept, ReplayUnderWay, IllegalTransition (it becomes another version), InvalidSpec (an
+    operator or a reason that the job does not know).
     """
     job = lock_job(s, name=name)
     kept = s.scalars(select(StreamRow).where(StreamRow.job_id == job.id, StreamRow.kind == "dropped")).one_or_none()
     if kept is None:
         raise NothingKept(name)
+    if job.state == CHANGING:
+        raise IllegalTransition(job.state, "replay", WAIT_OR_RESUME)
     if unknown := _unknown(s, job, wanted):
         raise InvalidSpec(unknown)
     tasks = lock_tasks(s, job.id)

@@ -1,7 +1,7 @@
 """Copies of tasks: which node has one, what it is for, who keeps it, how far it is, and how a task changes hands.
 
 It knows that a task has at most one active copy, whose slot owns it, and that an epoch rises with every change of that
-slot. It refuses to know who should own what (`service.coordinator`) and what is in a copy.
+slot or of what it runs. It refuses to know who should own what (`service.coordinator`) and what is in a copy.
 
 role      `active`: its slot runs the task; `standby`, `warm-up`: its slot only follows the changelogs
 state     `restoring`: not known to be at the ends of its changelogs since its slot has it; `running`: it was there;
@@ -67,7 +67,7 @@ class Holding:
             self.active.target_slot_id = target_slot_id
 
     def give(self, s: Session, slot: SlotRow | None, at_ms: int) -> None:
-        """Change its owner: the one place where an epoch rises. A new owner has its copy to show."""
+        """Change its owner. A new owner has its copy to show."""
         if slot is not None:
             if self.active is None:
                 self.active = ReplicaRow(task_id=self.task.id, node_id=slot.instance_id, role=ACTIVE)
@@ -76,6 +76,16 @@ class Holding:
         if self.active is not None:
             self.active.slot_id = None if slot is None else slot.id
             self.active.target_slot_id = None
+        self._begin_epoch(at_ms)
+
+    def renew(self, at_ms: int) -> None:
+        """Let its owner, if there is one, begin anew: what that has under way is void, and it has its copy to show."""
+        if self.active is not None:
+            self.active.state, self.active.applied = RESTORING, {}
+        self._begin_epoch(at_ms)
+
+    def _begin_epoch(self, at_ms: int) -> None:
+        """The one place where an epoch rises."""
         self.task.epoch += 1
         self.task.updated_ms = at_ms
 

@@ -83,6 +83,7 @@ class StoreNow:
     job_state: str
     job_error: Json | None
     topology: Json
+    spec_version: int
     is_keyed: bool
     partitions: list[StorePartition]
     sources: set[str]
@@ -131,6 +132,7 @@ def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
         job_state=job.state,
         job_error=job.error,
         topology=job.topology,
+        spec_version=job.spec_version,
         is_keyed=_is_keyed(s, store, job),
         partitions=partitions,
         sources={at.stream_id for inputs in _read(partitions, before) for at in inputs},

@@ -6,8 +6,9 @@ commit changes (`commits`) and what an operator does. Shapes are those of the sl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
@@ -15,12 +16,23 @@ from sqlalchemy.orm import Session
 from service.catalog import replays
 from service.catalog.driver import Prepared
 from service.catalog.inputs import READ, TaskInput, inputs_of
+from service.catalog.job_changes import StoreToAdopt, handovers, to_adopt
 from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
 from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
-from service.protocol import AdvanceReason, AssignedTask, InputHead, InputRange, JobToRun, Role, StoreRef, StreamRef
+from service.protocol import (
+    Adoption,
+    AdvanceReason,
+    AssignedTask,
+    InputHead,
+    InputRange,
+    JobToRun,
+    Role,
+    StoreRef,
+    StreamRef,
+)
 
 
 @dataclass(slots=True)
@@ -36,6 +48,9 @@ class Assigned:
     is_closed: bool
     flush_at: list[int] | None
     replay: Json | None
+    stream_time: int
+    spec_version: int
+    next_version: int | None
     role: Role
     state: str
     target_slot_id: str | None
@@ -84,6 +99,9 @@ _TASK = (
     TaskRow.is_closed,
     TaskRow.flush_at,
     TaskRow.replay,
+    TaskRow.stream_time,
+    TaskRow.spec_version,
+    TaskRow.next_version,
     ReplicaRow.role,
     ReplicaRow.state,
     ReplicaRow.target_slot_id,
@@ -109,7 +127,7 @@ _CHANGELOGS = Prepared(
 
 def job_to_run(job: JobRow) -> JobToRun:
     """A job, for those who run it."""
-    return JobToRun(job.id, job.name, job.spec, job.topology, job.spec_sha256)
+    return JobToRun(job.id, job.name, job.spec, job.topology, job.spec_sha256, job.spec_version)
 
 
 def ids_of_job(s: Session, job_id: str) -> tuple[dict[str, StreamRef], dict[str, StoreRef]]:
@@ -145,21 +163,38 @@ def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
     return found
 
 
+def adoptions_of(s: Session, job_id: str, tasks: Iterable[Assigned]) -> dict[str, Adoption]:
+    """By id, what those tasks have to take over whose next commit adopts another version; no query without any."""
+    found: dict[str, Adoption] = {}
+    stores: dict[int, list[StoreToAdopt]] = {}
+    for task in tasks:
+        if task.next_version is None:
+            continue
+        if task.spec_version not in stores:
+            stores[task.spec_version] = to_adopt(s, s.get_one(JobRow, job_id), task.spec_version)
+        given = handovers(stores[task.spec_version], task.sub_topology, task.stream_time)
+        found[task.id] = Adoption(task.next_version, given)
+    return found
+
+
 def describe(
     s: Session,
     tasks: Sequence[Assigned],
     changelogs: Mapping[str, Sequence[ChangelogEnd]],
     advances: Mapping[str, AdvanceReason],
     resting: Collection[str] = frozenset(),
+    adoptions: Mapping[str, Adoption] = MappingProxyType({}),
     *,
     job_id: str,
     max_records: int,
     has_skips: bool,
 ) -> list[AssignedTask]:
     """The tasks as a poll answers them, each with the records to run next: `max_records` 0 hands out none, a task that
-    shall advance (id → why) gets none before it has done so, those that are `resting` get none now.
+    shall advance (id → why) or has a version to adopt gets none before it has done so, those that are `resting` get
+    none now.
     """
-    working = [task for task in tasks if max_records > 0 and task.id not in advances and task.id not in resting]
+    held = {*advances, *resting, *adoptions}
+    working = [task for task in tasks if max_records > 0 and task.id not in held]
     work = _work(s, working, max_records)
     return [
         AssignedTask(
@@ -173,10 +208,13 @@ def describe(
             inputs=[_head(at) for at in task.inputs],
             work=work.get(task.id, []),
             advance=advances.get(task.id),
-            replay=replays.next_range(s, task.replay, task.partition, len(task.inputs), max_records),
+            replay=replays.next_range(
+                s, task.replay, task.partition, len(task.inputs), 0 if task.id in adoptions else max_records
+            ),
             changelogs={each.store: each.end for each in changelogs.get(task.id, [])},
             skips=_skips(s, job_id, task) if has_skips else [],
             heads_digest=task.heads_digest,
+            adopt=adoptions.get(task.id),
         )
         for task in tasks
     ]

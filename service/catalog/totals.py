@@ -61,8 +61,8 @@ class OperatorStore(NamedTuple):
 
 @dataclass
 class CatalogTotals:
-    """Totals since each job was made. `jobs` by state, `rebalances` by job; of jobs with repartition streams
-    `repartition_bytes`: what lies in them, and `repartition_lag`: records that not every target has passed.
+    """Totals since each job was made. `jobs` by state, `rebalances`, `versions` by job; of jobs with repartition
+    streams `repartition_bytes`: what lies in them, and `repartition_lag`: records that not every target has passed.
     """
 
     jobs: dict[str, int]
@@ -73,6 +73,7 @@ class CatalogTotals:
     stores: Sequence[OperatorStore]
     repartition_bytes: Mapping[str, int] = field(default_factory=dict)
     repartition_lag: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def records_in(self) -> Counter[str]:
@@ -118,6 +119,7 @@ def catalog_totals(s: Session) -> CatalogTotals:
         stores=operator_stores(s),
         repartition_bytes=repartition_bytes,
         repartition_lag=repartition_lag,
+        versions=dict(s.execute(select(JobRow.name, JobRow.spec_version)).all()),
     )
 
 

@@ -6,11 +6,13 @@ ownership    who should own a task, and how it changes hands
 members      instances and slots join and leave
 polls        slots at work: polls, commits, failures
 verbs        people pause, stop and change jobs
+changes      a job becomes another version
 evictions    the round that ends members that say nothing
 
 It knows no web and no files; `service.catalog` has the tables.
 """
 
+from service.coordinator.changes import change_version
 from service.coordinator.evictions import SEEN, tick
 from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
 from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
@@ -23,6 +25,7 @@ __all__ = [
     "PollOutcome",
     "change_job",
     "change_spec",
+    "change_version",
     "commit_tasks",
     "fail_task",
     "heartbeat",

@@ -1,7 +1,7 @@
 """Evictions: the coordinator's own round, which ends members that say nothing and gives out what nobody owns.
 
-It knows leases that ran out, jobs that are stuck and flushes that nobody takes further; it refuses to know who should
-own a task (`ownership`).
+It knows leases that ran out, jobs that are stuck, flushes and changes that nobody takes further; it refuses to know who
+should own a task (`ownership`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Final
 from sqlalchemy import Select, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog import job_changes
 from service.catalog.engine import Catalog, now_ms
-from service.catalog.job_states import DRAINING, STAFFED, go_on_flushing, lock_job
+from service.catalog.job_states import CHANGING, DRAINING, STAFFED, go_on_flushing, lock_job
 from service.catalog.replicas import HAS_OWNER
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SlotRow, TaskRow
+from service.coordinator.changes import go_on_changing
 from service.coordinator.leases import GONE, LIVE, PRESENT, RENEW_AFTER, SESSION_TIMEOUT_MS, UNSEEN
 from service.coordinator.members import NO_DELAY_MS, slots_of
 from service.coordinator.ownership import end_slots, lock_slots, rebalance
@@ -25,11 +27,13 @@ GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
 
 _IS_MARKED = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
 _CLOSED_STAGES = select(JobRow.id).where(JobRow.flush.is_not(None), ~_IS_MARKED).order_by(JobRow.id)
+_CHANGING = select(JobRow.id).where(JobRow.state == CHANGING).order_by(JobRow.id)
 
 
 def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_ms: int = NO_DELAY_MS) -> int:
     """One round: evict members whose lease ran out, give out tasks without an owner, those too whose slot did not
-    follow the first within `initial_delay_ms`, and take flushes to their next stage. Returns who was evicted.
+    follow the first within `initial_delay_ms`, take flushes to their next stage and changes to their end. Returns who
+    was evicted.
 
     After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
     every lease starts again. A round with nothing to do is read-only.
@@ -46,7 +50,8 @@ def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
     expired = select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)
     gone = select(InstanceRow.id).where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at)
     due = (expired, gone, _stuck_jobs(at - initial_delay_ms), _CLOSED_STAGES)
-    return any(s.execute(query.limit(1)).first() for query in due)
+    is_due = any(s.execute(query.limit(1)).first() for query in due)
+    return is_due or any(job_changes.is_due(s, job_id) for job_id in s.scalars(_CHANGING))
 
 
 def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
@@ -63,6 +68,8 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
     for job_id in s.scalars(_CLOSED_STAGES).all():
         go_on_flushing(s, lock_job(s, job_id=job_id))
+    for job_id in s.scalars(_CHANGING).all():
+        go_on_changing(s, lock_job(s, job_id=job_id))
     return evicted
 
 

@@ -14,15 +14,25 @@ from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from service.catalog import commits as committing
-from service.catalog import idle_and_flush
+from service.catalog import idle_and_flush, job_changes
 from service.catalog.commits import lock_tasks_by_id
 from service.catalog.driver import Prepared
 from service.catalog.engine import Catalog, Now, job_topic, partition_topic, progress_topic, stream_topic
-from service.catalog.job_states import STAFFED, WORKING, fail_job, go_on_flushing, lock_job
+from service.catalog.job_states import CHANGING, STAFFED, WORKING, fail_job, go_on_flushing, lock_job
 from service.catalog.progress import JobProgress, Patience
 from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
 from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
-from service.catalog.tasks import Assigned, ChangelogEnd, assigned_to, changelogs_of, describe, ids_of_job, job_to_run
+from service.catalog.tasks import (
+    Assigned,
+    ChangelogEnd,
+    adoptions_of,
+    assigned_to,
+    changelogs_of,
+    describe,
+    ids_of_job,
+    job_to_run,
+)
+from service.coordinator.changes import go_on_changing
 from service.coordinator.leases import (
     LEASE_OF_SLOT,
     LIVE,
@@ -33,6 +43,7 @@ from service.coordinator.leases import (
     require_same_instance,
 )
 from service.coordinator.ownership import hand_over
+from service.faults import fault_point
 from service.protocol import HeldTask, PollAnswer, TaskCommit, Verdict
 from service.streams.errors import InstanceGone, StaleEpoch
 
@@ -53,7 +64,8 @@ _SLOT = Prepared(
     select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
     .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
-    .add_columns(JobRow.max_repartition_bytes, JobRow.max_task_idle_ms, JobRow.flush)
+    .add_columns(JobRow.max_repartition_bytes, JobRow.max_task_idle_ms, JobRow.flush, JobRow.read_to)
+    .add_columns(JobRow.spec_version)
     .join(JobRow, JobRow.id == SlotRow.job_id)
     .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
     .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
@@ -61,19 +73,29 @@ _SLOT = Prepared(
 
 
 def poll_slot(
-    catalog: Catalog, slot_id: str, held: Sequence[HeldTask], *, instance_id: str | None = None, known: str = ""
+    catalog: Catalog,
+    slot_id: str,
+    held: Sequence[HeldTask],
+    *,
+    instance_id: str | None = None,
+    known: str = "",
+    known_version: int = 0,
 ) -> PollOutcome:
-    """What a slot that holds these tasks should do next; `known` is the digest of the specification that it runs by.
+    """What a slot that holds these tasks should do next; `known`, `known_version`: the digest of the specification and
+    the version of the job that it runs by ("", 0: not said).
 
     One read-only look of three queries, and two more per task with work; where tasks read more than one input, two
     about the whole job and one a repartition stream. A write comes only with something to write: a lease that is due,
     a task to hand over, a flush to take further, replicas that went further while there is nothing to run. Raises
     InstanceGone, UnknownSlot (it is another instance's).
     """
-    look = catalog.read(_look, slot_id, held, instance_id, known)
+    look = catalog.read(_look, slot_id, held, instance_id, known, known_version)
     if look.is_write_due:
-        catalog.write(_keep_slot, slot_id, look.reports, is_stage_closed=look.is_stage_closed)
-        look = catalog.read(_look, slot_id, held, instance_id, known)
+        more = {"is_stage_closed": look.is_stage_closed, "is_change_due": look.is_change_due}
+        catalog.write(_keep_slot, slot_id, look.reports, **more)
+        if look.is_change_due:
+            fault_point("change.after")
+        look = catalog.read(_look, slot_id, held, instance_id, known, known_version)
     return look.outcome
 
 
@@ -82,6 +104,7 @@ class _Look(NamedTuple):
     is_write_due: bool
     reports: Mapping[str, Report]  # by task, of those that the slot holds under the epoch that the catalog holds
     is_stage_closed: bool = False
+    is_change_due: bool = False
 
 
 class _SlotNow(NamedTuple):
@@ -89,15 +112,20 @@ class _SlotNow(NamedTuple):
     instance_id: str
     is_wanted: bool
     is_working: bool
+    is_changing: bool
+    is_reading_on: bool  # it works, or reads up to its marks before it becomes another version
     max_batch_records: int
     idle_close_after_ms: int | None
     spec_sha256: str
+    spec_version: int
     has_skips: bool
     is_lease_due: bool
     patience: Patience | None  # of a job with tasks that read more than one input
 
 
-def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None, known: str) -> _Look:
+def _look(
+    s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None, known: str, known_version: int
+) -> _Look:
     now = _slot_now(s, slot_id)
     require_same_instance(slot_id, now.instance_id, instance_id)
     topics = {job_topic(now.job_id)}
@@ -108,24 +136,29 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
     read = {(at.stream_id, at.partition) for task in tasks for at in task.inputs}
     topics |= {partition_topic(*at) if progress is None else stream_topic(at[0]) for at in read}
     staying = [task for task in tasks if task.target_slot_id is None]
-    working = staying if now.is_working else []
-    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, working, progress)
-    pausing = _NO_PAUSE if progress is None else _pausing(s, progress, working, held)
+    adoptions = adoptions_of(s, now.job_id, staying)
+    ready = [task for task in staying if task.id not in adoptions]
+    closing = ready if now.is_working else []
+    to_advance = idle_and_flush.to_advance(s, now.job_id, now.idle_close_after_ms, closing, progress)
+    reading = ready if now.is_reading_on else []
+    pausing = _NO_PAUSE if progress is None else _pausing(s, progress, reading, held)
     described = describe(
         s,
         staying,
         changelogs,
         to_advance.reasons,
         pausing.task_ids,
+        adoptions,
         job_id=now.job_id,
-        max_records=now.max_batch_records if now.is_working else 0,
+        max_records=now.max_batch_records if now.is_reading_on else 0,
         has_skips=now.has_skips,
     )
     is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
-    changed = job_to_run(s.get_one(JobRow, now.job_id)) if known not in {"", now.spec_sha256} else None
+    is_known = known in {"", now.spec_sha256} and known_version in {0, now.spec_version}
+    changed = None if is_known else job_to_run(s.get_one(JobRow, now.job_id))
     is_ready = is_news or changed is not None or any(task.is_due for task in described)
     again_ms = min((ms for ms in (to_advance.look_again_ms, pausing.look_again_ms) if ms is not None), default=None)
-    if progress is not None and (pausing.task_ids or again_ms is not None):
+    if now.is_changing or (progress is not None and (pausing.task_ids or again_ms is not None)):
         topics.add(progress_topic(now.job_id))
     ids = ({}, {}) if changed is None else ids_of_job(s, now.job_id)
     outcome = PollOutcome(PollAnswer("run", described, changed, *ids), is_ready, frozenset(topics), again_ms)
@@ -136,8 +169,10 @@ def _look(s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str |
         if (mine.task, mine.epoch) == (task.id, task.epoch)
     }
     is_stage_closed = progress is not None and progress.is_stage_closed
-    is_write_due = now.is_lease_due or is_stage_closed or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
-    return _Look(outcome, is_write_due, reports, is_stage_closed)
+    is_change_due = now.is_changing and job_changes.is_due(s, now.job_id)
+    is_job_due = now.is_lease_due or is_stage_closed or is_change_due
+    is_write_due = is_job_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
+    return _Look(outcome, is_write_due, reports, is_stage_closed, is_change_due)
 
 
 class _Pausing(NamedTuple):
@@ -171,10 +206,26 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
         0
     ]
     is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
-    max_bytes, task_idle_ms, flush = more
-    patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush)
-    is_working = job_state in WORKING
-    return _SlotNow(job_id, instance_id, is_wanted, is_working, most, idle_ms, digest, has_skips, is_due, patience)
+    max_bytes, task_idle_ms, flush, read_to, version = more
+    idle_ms = None if job_state == CHANGING else idle_ms  # nothing is closed meanwhile, and nobody waits for that
+    patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush, read_to)
+    is_working, is_changing = job_state in WORKING, job_state == CHANGING
+    is_reading_on = is_working or (is_changing and read_to is not None)
+    return _SlotNow(
+        job_id,
+        instance_id,
+        is_wanted,
+        is_working,
+        is_changing,
+        is_reading_on,
+        most,
+        idle_ms,
+        digest,
+        version,
+        has_skips,
+        is_due,
+        patience,
+    )
 
 
 def _is_to_write(task: Assigned, report: Report | None) -> bool:
@@ -184,18 +235,28 @@ def _is_to_write(task: Assigned, report: Report | None) -> bool:
     return not task.has_work and report is not None and is_news(task.state, task.applied, report)
 
 
-def _keep_slot(s: Session, slot_id: str, reports: Mapping[str, Report], *, is_stage_closed: bool = False) -> None:
-    """Write what a poll brought: hand-overs, lost ranges, a flush that goes on, positions of copies, the lease."""
+def _keep_slot(
+    s: Session,
+    slot_id: str,
+    reports: Mapping[str, Report],
+    *,
+    is_stage_closed: bool = False,
+    is_change_due: bool = False,
+) -> None:
+    """Write what a poll brought: hand-overs, lost ranges, a flush or change that goes on, positions of copies, the
+    lease.
+    """
     tasks = assigned_to(s, slot_id)
     truncated = next((task for task in tasks if task.is_truncated), None)
     is_moving = any(task.target_slot_id is not None for task in tasks)
-    if truncated or is_moving or is_stage_closed:
+    if truncated or is_moving or is_stage_closed or is_change_due:
         job = lock_job(s, job_id=s.scalars(select(SlotRow.job_id).where(SlotRow.id == slot_id)).one())
         if truncated:
             fail_job(s, job, _source_truncated(s, truncated))
         if truncated or is_moving:
             hand_over(s, job, slot_id)
         go_on_flushing(s, job)
+        go_on_changing(s, job)
     epochs = {task.id: task.epoch for task in tasks}
     locked = lock_tasks_by_id(s, reports)
     copies = copies_of_slot(s, slot_id, list(locked))

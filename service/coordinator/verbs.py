@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.catalog import job_resets
 from service.catalog.engine import now_ms
 from service.catalog.job_creation import set_spec
-from service.catalog.job_states import MAY_CHANGE, MAY_RESET, STOP_FIRST, lock_job, move
+from service.catalog.job_states import CHANGING, MAY_CHANGE, MAY_RESET, STOP_FIRST, WAIT_OR_RESUME, lock_job, move
 from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import JobRow, Json, SlotRow
 from service.coordinator.leases import LIVE
@@ -51,7 +51,7 @@ def reset_job(s: Session, name: str, start: Start, records: FirstRecords | None 
     for each in holdings:
         each.give(s, None, at)
     job_resets.begin_anew(s, job, [each.task for each in holdings], start, records)
-    _end_live_slots(s, job, "the job was reset")
+    end_live_slots(s, job, "the job was reset")
     return job
 
 
@@ -65,18 +65,22 @@ def change_spec(
     who: str = "",
     details: Json | None = None,
 ) -> None:
-    """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists.
+    """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists,
+    IllegalTransition (it becomes another version).
 
     A slot that has not left a stopped or failed job yet is ended, so that it joins anew where the job goes on: there,
     streams and slots may change as well.
     """
+    if job.state == CHANGING:
+        raise IllegalTransition(job.state, "be changed once more", WAIT_OR_RESUME)
     set_spec(s, job, spec, topology, reason=reason, who=who, details=details)
     s.flush()
     if job.state not in MAY_CHANGE:
         return
-    _end_live_slots(s, job, "the job was changed")
+    end_live_slots(s, job, "the job was changed")
 
 
-def _end_live_slots(s: Session, job: JobRow, reason: str) -> None:
+def end_live_slots(s: Session, job: JobRow, reason: str) -> None:
+    """End the slots of a locked job that have not left yet."""
     live = select(SlotRow.id).where(SlotRow.job_id == job.id, SlotRow.state == LIVE)
     end_slots(s, s.scalars(live).all(), reason)

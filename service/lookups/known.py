@@ -144,7 +144,7 @@ class KnownStores:
         return now, _form(now)
 
 
-@cached(LRUCache(MAX_FORMS), key=lambda now: now.id, lock=threading.Lock())
+@cached(LRUCache(MAX_FORMS), key=lambda now: (now.id, now.spec_version), lock=threading.Lock())
 def _form(now: StoreNow) -> Form:
     nodes = Topology.from_json(now.topology).sub_topologies[now.sub_topology].nodes
     return form_of(next(node for node in nodes if node.store is not None and node.store.name == now.name))

@@ -90,7 +90,7 @@ def test_a_change_is_merged_into_the_spec_and_leaves_the_rest(api: httpx.Client)
         {"max_records": 50, "max_bytes": None, "when_full": "shut_down"},
         {"max_records": None, "max_bytes": 100, "when_full": "shut_down"},
     ]
-    assert {name for name in after if after[name] != before[name]} == {"spec", "version"}
+    assert {name for name in after if after[name] != before[name]} == {"spec", "version", "spec_version"}
 
 
 @pytest.mark.parametrize("is_before", [True, False])

@@ -6,7 +6,7 @@ It knows the partition counts that it is given; it refuses to know where they co
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -171,6 +171,20 @@ def compile_again(spec: JobSpec, partitions: Mapping[str, int], former: JobSpec,
     """
     custom = set[str]() if _reads(compile(former, partitions)) == _reads(made) else set(partitions)
     return compile(spec, partitions, custom)
+
+
+def over_same_stores(topology: Topology, made: Topology) -> Topology:
+    """A topology whose operators with state are those of `made`, over what their stores hold: entries keep layouts."""
+    layouts = {store.operator: store.layouts for store in made.stores()}
+
+    def over(node: Node) -> Node:
+        store = node.store
+        return node if store is None else replace(node, store=replace(store, layouts=layouts[store.operator]))
+
+    return replace(
+        topology,
+        sub_topologies=[replace(each, nodes=[over(node) for node in each.nodes]) for each in topology.sub_topologies],
+    )
 
 
 def _reads(topology: Topology) -> list[list[str]]:

@@ -1,0 +1,391 @@
+"""Changes of jobs: another version over the same stores, positions and tasks, in one transaction, once it is quiet.
+
+It knows which rows say what a job is, and what is left to do before it may be another. It refuses to know what a change
+means for an operator (`service.streams.topology.versions`), who owns a task (`service.coordinator`) and how a task
+takes a version over: its next commit does, by the handovers that are found here.
+
+quiet   no task owes output of what it has read. Where records that the present version made would be read by tasks of
+        the next one, also: all that was in users' streams when the change was asked for is read, and so is every
+        repartition stream. So nothing comes late, and no version reads what another one meant for itself
+
+Locks: the job and its tasks are locked; then partitions by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import delete, exists, select
+from sqlalchemy.orm import Session
+
+from service.catalog.engine import now_ms
+from service.catalog.inputs import inputs_of_job
+from service.catalog.job_creation import keep_dropped, relate, sink_stream, specified
+from service.catalog.job_states import CHANGING, move, note_transition
+from service.catalog.job_versions import INHERITS, Kind, former_names, get_version, note_version
+from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of
+from service.catalog.streams import create_stream, find_stream, remove_streams
+from service.catalog.tables import JobRow, JobStreamRow, JobVersionRow, Json, StoreRow, StreamRow, TaskRow
+from service.streams.errors import IllegalTransition, ReplayUnderWay, StreamExists
+from service.streams.records import Handover
+from service.streams.topology import graph, versions
+from service.streams.topology.graph import SubTopology, Topology
+from service.streams.topology.spec import JobSpec
+from service.streams.topology.versions import Version
+
+PENDING = "pending"
+ReadTo = dict[str, list[int]]  # stream id → an offset a partition
+
+
+class BufferBound(msgspec.Struct, frozen=True):
+    """What the buffer of a store may hold in a task when the change is made (None: any number), else why it is not."""
+
+    store: str
+    max_records: int | None
+    max_bytes: int | None
+    detail: str
+
+
+class WantedChange(msgspec.Struct, frozen=True):
+    """A change as it was asked for and judged, while it waits as `jobs.change`. `details` as in `job_versions`;
+    `renames`: former operator → the name of it now; `reads_on`: later tasks have to read what is on its way to them.
+    """
+
+    spec: Json
+    topology: Json
+    kind: Kind
+    who: str
+    reason: str
+    details: Json
+    renames: dict[str, str]
+    reads_on: bool
+    bounds: list[BufferBound] = []
+    state: str = PENDING
+
+
+# ---------------------------------------------------------------- whether it may be
+
+
+def compare(
+    s: Session, job: JobRow, spec: JobSpec, *, renames: Mapping[str, str], restart: Sequence[str]
+) -> versions.Comparison:
+    """What a specification would mean for a job. Raises InvalidSpec."""
+    present = _version(job)
+    found = [find_stream(s, name) for name in sorted({*spec.sources, *present.spec.sources})]
+    counts = {stream.name: stream.partitions for stream in found if stream is not None}
+    topology = graph.compile_again(spec, counts, present.spec, present.topology)
+    return versions.compare(present, Version(spec, topology), renames=renames, restart=restart)
+
+
+def bounds_of(found: versions.Comparison) -> list[BufferBound]:
+    """What buffers may hold when the change is made."""
+    return [BufferBound(store, *condition) for store, condition in found.conditions]
+
+
+def wanted(
+    job: JobRow,
+    spec: JobSpec,
+    found: versions.Comparison,
+    *,
+    kind: Kind,
+    who: str,
+    reason: str,
+    renames: Mapping[str, str],
+    restart: Sequence[str],
+) -> WantedChange:
+    """A change of a locked job that is possible, as it waits or is made."""
+    details = {
+        "operators": [asdict(each) for each in found.operators],
+        "sinks": [asdict(each) for each in found.sinks],
+        "renames": dict(renames),
+        "restart": list(restart),
+        INHERITS: found.inherited,
+    }
+    return WantedChange(
+        spec=spec.to_json(),
+        topology=found.topology.to_json(),
+        kind=kind,
+        who=who,
+        reason=reason,
+        details=details,
+        renames=dict(renames),
+        reads_on=reads_on(Topology.from_json(job.topology), found.topology),
+        bounds=bounds_of(found),
+    )
+
+
+def reads_on(old: Topology, new: Topology) -> bool:
+    """Whether anything changes that makes records for other tasks of the job: those that are on their way are read
+    before.
+    """
+    before, writes = set[int](), [each.id for each in old.sub_topologies if each.repartitions]
+    while writes:
+        before.add(writer := writes.pop())
+        writes += set(old.sub_topologies[writer].upstreams) - before
+    return any(_made(old.sub_topologies[each]) != _made(new.sub_topologies[each]) for each in before)
+
+
+def _made(sub_topology: SubTopology) -> list[Any]:
+    """What says how a sub-topology makes records for others."""
+    nodes = [(node.op, node.spec, node.upstream, node.parent) for node in sub_topology.nodes]
+    return [nodes, [(each.by, each.targets, each.parent) for each in sub_topology.repartitions]]
+
+
+def require_nothing_asked(s: Session, job: JobRow) -> None:
+    """Raises IllegalTransition, ReplayUnderWay where a locked job has still to do what somebody asked it for."""
+    if is_flushing(s, job.id):
+        way_out = "a flush is under way: wait until it has `caught_up`"
+        raise IllegalTransition(job.state, "become another version", way_out)
+    if is_replaying(s, job.id):
+        raise ReplayUnderWay(job.name)
+
+
+def what_is_left(s: Session, job: JobRow, *, reads_on: bool, read_to: ReadTo | None) -> str | None:
+    """What a job has to do before it is quiet, in words; None: it is. `read_to`: its marks."""
+    if s.scalar(select(exists().where(TaskRow.job_id == job.id, TaskRow.has_backlog))):
+        return "results of what its tasks have read are still to come"
+    if not reads_on:
+        return None
+    marked = read_to or {}
+    for at in chain.from_iterable(inputs_of_job(s, job.id).values()):
+        if at.sub_log is not None and at.lag:
+            return "its tasks have still to read what others of them wrote"
+        if at.sub_log is None and at.stream_id in marked and at.position < marked[at.stream_id][at.partition]:
+            return "what was there when the change was asked for is still to be read"
+    return None
+
+
+def too_full(stores: Iterable[StoreRow], tasks: Sequence[TaskRow], bounds: Iterable[BufferBound]) -> list[BufferBound]:
+    """The bounds that a buffer is over."""
+    operators = {store.name: store.operator for store in stores}
+    return [bound for bound in bounds if any(_is_over(task, operators.get(bound.store), bound) for task in tasks)]
+
+
+def _is_over(task: TaskRow, operator: str | None, bound: BufferBound) -> bool:
+    reading = task.counters.get("operators", {}).get(operator, {})
+    held = [reading.get(name, {}).get("last", 0) for name in ("buffer_records", "buffer_bytes")]
+    most = (bound.max_records, bound.max_bytes)
+    return any(limit is not None and has > limit for has, limit in zip(held, most, strict=True))
+
+
+def require_own_names(s: Session, job: JobRow, topology: Topology) -> None:
+    """Raises StreamExists where the job would keep something under the name of a stream that is not its own."""
+    for name in topology.internal_streams():
+        found = find_stream(s, name)
+        if found is not None and found.job_id != job.id:
+            raise StreamExists(name, "the job would keep its own there; delete it, or name the operator otherwise").at(
+                "/operators"
+            )
+
+
+# ---------------------------------------------------------------- waiting for it
+
+
+def wait_until_quiet(s: Session, job: JobRow, wanted: WantedChange, read_to: ReadTo | None) -> None:
+    """Have a locked job that works come to rest for this change; it reads up to these marks, or nothing (None)."""
+    move(s, job, "change", who=wanted.who, reason=wanted.reason, details={"version": job.spec_version + 1})
+    job.change = msgspec.to_builtins(wanted)
+    job.read_to = read_to
+
+
+def marks(s: Session, job: JobRow) -> ReadTo:
+    """Where the partitions of each stream of users end now that a job reads."""
+    found: dict[str, dict[int, int]] = {}
+    for at in chain.from_iterable(inputs_of_job(s, job.id).values()):
+        if at.sub_log is None:
+            found.setdefault(at.stream_id, {})[at.partition] = at.end
+    return {stream_id: [ends[p] for p in sorted(ends)] for stream_id, ends in found.items()}
+
+
+def pending(job: JobRow) -> WantedChange | None:
+    """The change that a job is coming to rest for."""
+    return msgspec.convert(job.change, WantedChange) if job.state == CHANGING and job.change is not None else None
+
+
+def is_due(s: Session, job_id: str) -> bool:
+    """Whether a change waits for a job that is quiet by now."""
+    job = s.get_one(JobRow, job_id)
+    wanted = pending(job)
+    return wanted is not None and what_is_left(s, job, reads_on=wanted.reads_on, read_to=job.read_to) is None
+
+
+# ---------------------------------------------------------------- making it
+
+
+def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: WantedChange) -> None:
+    """Make a quiet, locked job the version that is wanted: its specification, streams and stores, and what its locked
+    tasks have to take over. Their epochs are for who knows owners. Raises StreamExists, InternalStream.
+    """
+    old, new = Topology.from_json(job.topology), Topology.from_json(wanted.topology)
+    require_own_names(s, job, new)
+    job.spec_version += 1
+    for column, value in specified(JobSpec.parse(wanted.spec), new).items():
+        setattr(job, column, value)
+    job.change = job.read_to = None
+    job.etag += 1
+    _Rows(s, job, wanted, old, new).change()
+    note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=wanted.details)
+    details = {"version": job.spec_version, "renames": wanted.renames, "restart": wanted.details.get("restart", [])}
+    note_transition(s, job, job.state, job.state, wanted.reason, wanted.who, kind="version", details=details)
+    s.flush()
+    _hand_over(s, job, tasks, wanted)
+
+
+class _Rows:
+    """The streams and stores of a job, on their way from one topology to the next."""
+
+    def __init__(self, s: Session, job: JobRow, wanted: WantedChange, old: Topology, new: Topology) -> None:
+        self._s, self._job, self._old, self._new = s, job, old, new
+        self._inherits: Mapping[str, str] = wanted.details[INHERITS]
+        self._renames = wanted.renames
+        self._names: list[tuple[StoreRow | StreamRow, str]] = []  # what is called otherwise from now on
+
+    def change(self) -> None:
+        keep_dropped(self._s, self._job, self._new)
+        self._change_sinks()
+        self._rename_repartitions()
+        self._change_stores()
+
+    def _change_sinks(self) -> None:
+        s, job = self._s, self._job
+        wanted: dict[str, StreamRow] = {}
+        for sub_topology in self._new.sub_topologies:
+            for sink in sub_topology.sinks:
+                stream = sink_stream(s, sink.stream, sub_topology.partitions)
+                wanted[stream.id] = stream
+        relate(s, job, wanted.values(), "sink")
+        is_sink = (JobStreamRow.job_id == job.id) & (JobStreamRow.role == "sink")
+        s.execute(delete(JobStreamRow).where(is_sink, JobStreamRow.stream_id.not_in(wanted)))
+
+    def _rename_repartitions(self) -> None:
+        """They stay, under the names of the operators that need them now."""
+        called = {each.operator: name for name, (_, each) in self._new.repartitions().items()}
+        internal = {stream.name: stream for stream in streams_of(self._s, self._job.id, "internal")}
+        for name, (_, each) in self._old.repartitions().items():
+            self._names.append((internal[name], called[self._renames.get(each.operator, each.operator)]))
+
+    def _change_stores(self) -> None:
+        s, job = self._s, self._job
+        present = {row.operator: row for row in stores_of(s, job.id)}
+        kept = {now: present[was] for now, was in self._inherits.items()}
+        wanted = {store.operator: (store, each) for each in self._new.sub_topologies for store in each.stores()}
+        taken = {store.name for store, _ in wanted.values()}
+        self._part_with({row.id for row in kept.values()}, taken)
+        for operator, row in kept.items():
+            store, _ = wanted[operator]
+            self._names += [(row, store.name), (s.get_one(StreamRow, row.changelog_stream_id), store.changelog)]
+            row.operator, row.type, row.kind, row.spec = operator, store.type, store.kind, asdict(store)
+        self._rename()
+        for operator, (store, each) in wanted.items():
+            if operator not in kept:
+                self._add_store(store, each)
+        s.flush()
+
+    def _part_with(self, kept: Collection[str], taken: Collection[str]) -> None:
+        """Stores that nobody goes on with: one whose name another one has now goes at once."""
+        s, job = self._s, self._job
+        for row in s.scalars(select(StoreRow).where(StoreRow.job_id == job.id)).all():
+            if row.id not in kept and row.name not in taken:
+                row.is_removed = True
+            elif row.id not in kept:
+                drop_store(s, row)
+        s.flush()
+
+    def _rename(self) -> None:
+        """In two steps: names may be exchanged, and no two rows may have one meanwhile."""
+        renamed = [(row, name) for row, name in self._names if row.name != name]
+        for row, _ in renamed:
+            row.name = row.id
+        self._s.flush()
+        for row, name in renamed:
+            row.name = name
+        self._s.flush()
+
+    def _add_store(self, store: Any, sub_topology: SubTopology) -> None:
+        s, job = self._s, self._job
+        changelog = create_stream(
+            s, store.changelog, partitions=sub_topology.partitions, kind="changelog", job_id=job.id
+        )
+        relate(s, job, [changelog], "internal")
+        row = StoreRow(name=store.name, job_id=job.id, operator=store.operator, type=store.type, kind=store.kind)
+        row.sub_topology, row.changelog_stream_id, row.spec = sub_topology.id, changelog.id, asdict(store)
+        row.since_version = job.spec_version
+        s.add(row)
+
+
+def drop_store(s: Session, row: StoreRow) -> None:
+    """Remove a store of a locked job, with its changelog."""
+    changelog_id = row.changelog_stream_id
+    s.delete(row)
+    s.flush()
+    s.execute(delete(JobStreamRow).where(JobStreamRow.stream_id == changelog_id))
+    remove_streams(s, [changelog_id])
+
+
+# ---------------------------------------------------------------- what tasks take over
+
+
+class StoreToAdopt(NamedTuple):
+    """A store, and what its task has to write there; None: where it begins."""
+
+    store: str
+    sub_topology: int
+    handover: Handover | None
+
+
+def to_adopt(s: Session, job: JobRow, since: int) -> list[StoreToAdopt]:
+    """The stores of a job that have something to learn in tasks whose stores are of this version."""
+    former, present = _version(get_version(s, job, since)), _version(job)
+    stores = stores_of(s, job.id)
+    names = former_names(s, job.id, since, [store.operator for store in stores])
+    before, now = former.handovers(), present.handovers()
+    found = []
+    for store in stores:
+        if store.since_version > since:
+            found.append(StoreToAdopt(store.name, store.sub_topology, None))
+            continue
+        was = before[f"{job.name}-{names[store.operator]}"]
+        if was != now[store.name]:
+            found.append(StoreToAdopt(store.name, store.sub_topology, was))
+    return found
+
+
+def handovers(found: Iterable[StoreToAdopt], sub_topology: int, stream_time: int) -> dict[str, Handover]:
+    """By store what a task of this sub-topology has to write; `stream_time`: the task's (ms, -1: not started)."""
+    own = [each for each in found if each.sub_topology == sub_topology]
+    begun = {each.store: Handover(begins_at=stream_time) for each in own if each.handover is None and stream_time >= 0}
+    return begun | {each.store: each.handover for each in own if each.handover is not None}
+
+
+def _version(row: JobRow | JobVersionRow) -> Version:
+    return Version(JobSpec.parse(row.spec), Topology.from_json(row.topology))
+
+
+def _hand_over(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: WantedChange) -> None:
+    at_ms = now_ms(s)
+    by_version: dict[int, list[StoreToAdopt]] = {}
+    for task in tasks:
+        if task.spec_version not in by_version:
+            by_version[task.spec_version] = to_adopt(s, job, task.spec_version)
+        if handovers(by_version[task.spec_version], task.sub_topology, task.stream_time):
+            task.next_version = job.spec_version
+        else:
+            task.spec_version, task.next_version = job.spec_version, None
+        task.counters = _recounted(task.counters, wanted)
+        task.updated_ms = at_ms
+
+
+def _recounted(counters: Json, wanted: WantedChange) -> Json:
+    """The counters of a task by the operators of the new version: those of stores that go on, go on."""
+    measured, dropped = counters.get("operators", {}), counters.get("dropped", {})
+    inherits: Mapping[str, str] = wanted.details[INHERITS]
+    found = dict(counters)
+    if measured:
+        found["operators"] = {now: measured[was] for now, was in inherits.items() if was in measured}
+    if dropped:
+        found["dropped"] = {wanted.renames.get(name, name): reasons for name, reasons in dropped.items()}
+    return found

@@ -1,0 +1,65 @@
+"""SIGKILL around a change of version: made once or not at all, and what was kept before counts by the new version."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.running import Running
+from tests.chaos.conftest import Breakable
+from tests.driving import all_records, caught_up, make_stream, post
+
+pytestmark = pytest.mark.services
+
+HOUR, COUNT = 3_600_000, 50
+JOB = {"name": "job", "source": "in", "sink": "out", "commit_interval_ms": 0}
+
+
+def once(hours: int) -> dict[str, Any]:
+    return {"op": "deduplicate_by_key", "name": "once", "interval_ms": hours * HOUR}
+
+
+def change(running: Running) -> dict[str, Any]:
+    """Have the job remember for ten hours instead of one, unless it does already."""
+    tag = running.client.get("/v1/jobs/job").raise_for_status().headers["ETag"]
+    body = {**JOB, "operators": [once(10)]}
+    found: dict[str, Any] = running.call("PUT", "/v1/jobs/job", json=body, headers={"If-Match": tag})
+    return found
+
+
+def post_at(running: Running, hours: float) -> None:
+    """A record of each key at this time, and one of another key there."""
+    at = round(hours * HOUR)
+    keys = [*(f"k{i}" for i in range(COUNT)), f"at {hours}"]
+    post(running, "in", [{"key": key, "value": {}, "timestamp": at} for key in keys])
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["change.before", "change.after", "commit.before", "commit.after", "segment.after_write", "replay.middle"],
+)
+def test_a_kill_around_a_change_neither_loses_it_nor_makes_it_twice(breakable: Breakable, point: str) -> None:
+    running = breakable.running
+    make_stream(running, "in", 1)
+    running.call("POST", "/v1/jobs", json={**JOB, "operators": [once(1)]})
+    post_at(running, 0)
+    caught_up(running, "job")
+    breakable.arm(point, 0)
+    with suppress(httpx.TransportError):
+        change(running)
+    breakable.wait_for_fault(point)
+    if point.startswith(("change", "commit")):
+        breakable.restart_when_dead()
+    assert change(running)["spec_version"] == 2
+    caught_up(running, "job")
+    versions = running.call("GET", "/v1/jobs/job/versions")["items"]
+    assert [version["version"] for version in versions] == [2, 1]
+    post_at(running, 5)  # longer ago than an hour, within ten
+    post_at(running, 16)
+    caught_up(running, "job")
+    keys = [record["key"] for record in all_records(running, "out", 0)]
+    each = [f"k{i}" for i in range(COUNT)]
+    assert keys == [*each, "at 0", "at 5", *each, "at 16"]

@@ -1,0 +1,607 @@
+"""Changes of jobs to other versions in the catalog: when they are made, what becomes of rows, what tasks take over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service import coordinator
+from service.catalog import (
+    job_changes,
+    job_creation,
+    job_states,
+    job_versions,
+    jobs,
+    segments,
+    stores,
+    streams,
+)
+from service.catalog.engine import Catalog, job_topic
+from service.catalog.inputs import inputs_of_tasks, packed_positions
+from service.catalog.job_changes import BufferBound
+from service.catalog.tables import CatalogTable, JobRow, StoreRow, TaskRow
+from service.lookups.known import _form
+from service.protocol import AssignedTask, Verdict
+from service.streams.errors import IllegalTransition, IncompatibleChange, ReplayUnderWay, StreamExists, UnknownStore
+from service.streams.operators.aggregate import AggregateSpec
+from service.streams.records import Handover
+from service.streams.topology.replays import Wanted
+from service.streams.topology.spec import JobSpec
+from tests.integration.catalog.world import (
+    SlotDouble,
+    batch,
+    commit_of,
+    ends,
+    join,
+    make_job,
+    make_stream,
+    owners,
+    post,
+    slot,
+    state_of,
+    statements,
+)
+
+SPREAD = {"op": "select_key", "key": "value->>'user'"}
+KEEP = {"op": "filter", "where": "key IS NOT NULL"}
+
+
+def once(interval_ms: int = 1_000, name: str = "once") -> dict[str, Any]:
+    return {"op": "deduplicate_by_key", "name": name, "interval_ms": interval_ms}
+
+
+def windows(grace_ms: int, name: str = "n") -> dict[str, Any]:
+    window = {"type": "tumbling", "size_ms": 100, "grace_ms": grace_ms, "retention_ms": 0}
+    return {"op": "aggregate", "name": name, "window": window, "aggregates": {"n": {"fn": "count"}}}
+
+
+HOLD = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 10, "buffer": {}}
+
+
+def worked(catalog: Catalog, *operators: Any, **more: Any) -> tuple[JobRow, SlotDouble]:
+    """A job over two partitions that has read ten records of each, up to the time 500."""
+    clicks = make_stream(catalog, partitions=2)
+    job = make_job(catalog, operators=list(operators or [once()]), **more)
+    worker = slot(catalog, join(catalog), job)
+    post(catalog, clicks, {0: 10, 1: 10})
+    worker.run()
+    catalog.write(lambda s: s.execute(update(TaskRow).values(stream_time=500)))
+    return job, worker
+
+
+def put(
+    catalog: Catalog,
+    *operators: Any,
+    kind: job_versions.Kind = "put",
+    renames: dict[str, str] | None = None,
+    restart: tuple[str, ...] = (),
+    **more: Any,
+) -> list[BufferBound]:
+    """Ask for these operators instead; returns the bounds that hindered it."""
+    how: dict[str, Any] = {"renames": renames or {}, "restart": restart}
+
+    def write(s: Session) -> list[BufferBound]:
+        job = job_states.lock_job(s, name="visits")
+        spec = JobSpec.parse({**job.spec, "operators": list(operators), **more})
+        found = job_changes.compare(s, job, spec, **how)
+        if found.problems:
+            raise IncompatibleChange(found.problems)
+        asked = job_changes.wanted(job, spec, found, kind=kind, who="me", reason="changed", **how)
+        return coordinator.change_version(s, job, asked)
+
+    return catalog.write(write)
+
+
+def found(catalog: Catalog) -> JobRow:
+    return catalog.read(jobs.get_job, "visits")
+
+
+def tasks(catalog: Catalog) -> list[TaskRow]:
+    query = select(TaskRow).order_by(TaskRow.sub_topology, TaskRow.partition)
+    return catalog.read(lambda s: list(s.scalars(query)))
+
+
+def versions_of_tasks(catalog: Catalog) -> list[tuple[int, int | None]]:
+    return [(task.spec_version, task.next_version) for task in tasks(catalog)]
+
+
+def store(catalog: Catalog, name: str) -> StoreRow:
+    return catalog.read(lambda s: s.scalars(select(StoreRow).where(StoreRow.name == name)).one())
+
+
+def everything(catalog: Catalog) -> list[Any]:
+    """Every row of every table."""
+    tables = CatalogTable.metadata.sorted_tables
+    return catalog.read(lambda s: [sorted(map(repr, s.execute(select(table)).all())) for table in tables])
+
+
+def adopt(worker: SlotDouble, **more: Any) -> list[Verdict]:
+    """Commit what its tasks have to take over."""
+    due = [task for task in worker.tasks() if task.adopt is not None]
+    return worker.commit(*(commit_of(task, adopted=task.adopt.version, **more) for task in due if task.adopt))
+
+
+def reasons(verdicts: list[Verdict]) -> list[str | None]:
+    return [verdict.reason for verdict in verdicts]
+
+
+def given(task: AssignedTask) -> dict[str, Handover] | None:
+    return None if task.adopt is None else task.adopt.stores
+
+
+# ---------------------------------------------------------------- at once
+
+
+def test_a_job_at_work_with_nothing_on_its_way_is_another_version_at_once(catalog: Catalog) -> None:
+    job, worker = worked(catalog)
+    before, kept, at = found(catalog), store(catalog, "visits-once"), catalog.read(jobs.positions, job.id)
+    epochs = [task.epoch for task in tasks(catalog)]
+    assert put(catalog, KEEP, once(2_000)) == []
+    after = found(catalog)
+    assert (after.state, after.spec_version, after.change) == ("running", 2, None)
+    assert after.etag > before.etag
+    assert after.spec["operators"][1]["interval_ms"] == 2_000
+    assert [task.epoch for task in tasks(catalog)] == [epoch + 1 for epoch in epochs]
+    assert set(owners(catalog, job).values()) == {worker.id}
+    assert catalog.read(jobs.positions, job.id) == at
+    changed = store(catalog, "visits-once")
+    assert (changed.id, changed.changelog_stream_id) == (kept.id, kept.changelog_stream_id)
+    assert changed.spec["interval_ms"] == 2_000
+    latest, first = catalog.read(job_versions.versions_of, job.id)
+    assert (latest.version, latest.kind, latest.who, latest.spec) == (2, "put", "me", after.spec)
+    assert (first.version, first.kind, first.spec) == (1, "create", before.spec)
+    line = catalog.read(jobs.transitions_of, job.id)[0]
+    assert (line.kind, line.who, line.details) == ("version", "me", {"version": 2, "renames": {}, "restart": []})
+
+
+def test_a_slot_learns_of_it_with_its_next_poll_and_adopts_before_it_works(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5, 1: 5})
+    put(catalog, once(2_000))
+    answer = coordinator.poll_slot(
+        catalog, worker.id, worker.held, known=worker.joined.job.spec_sha256, known_version=1
+    )
+    assert answer.is_ready
+    assert answer.answer.job is not None
+    assert (answer.answer.job.version, answer.answer.job.spec["operators"][0]["interval_ms"]) == (2, 2_000)
+    assert set(answer.answer.stores) == {"visits-once"}
+    for task in answer.answer.tasks:
+        assert (task.work, task.advance, task.replay) == ([], None, None)
+        assert task.adopt is not None
+        assert (task.adopt.version, task.adopt.stores) == (2, {"visits-once": Handover(kept_ms=1_000)})
+    assert versions_of_tasks(catalog) == [(1, 2), (1, 2)]
+    assert reasons(adopt(worker)) == [None, None]
+    assert versions_of_tasks(catalog) == [(2, None), (2, None)]
+    assert worker.run() == 10
+
+
+def test_an_adoption_is_accepted_once_and_nothing_comes_before_it_or_with_it(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
+    early = next(task for task in worker.tasks() if task.work)
+    late = batch(catalog, early, worker.joined)
+    put(catalog, once(2_000))
+    assert reasons(worker.commit(late)) == ["stale_epoch"]
+    task = next(each for each in worker.tasks() if each.task == early.task)
+    assert reasons(worker.commit(commit_of(task, moves=[(0, 10, 15)]))) == ["not_adopted"]
+    assert reasons(worker.commit(commit_of(task, moves=[(0, 10, 15)], adopted=2))) == ["more_than_adopted"]
+    assert reasons(worker.commit(commit_of(task, adopted=3))) == ["wrong_job_version"]
+    commit = commit_of(task, adopted=2)
+    first, again = worker.commit(commit), worker.commit(commit)
+    assert (reasons(first), first) == ([None], again)
+    assert reasons(worker.commit(commit_of(task, adopted=2))) == ["stale_version"]
+    now = next(each for each in worker.tasks() if each.task == early.task)
+    assert reasons(worker.commit(commit_of(now, adopted=2))) == ["wrong_job_version"]
+    assert now.adopt is None
+
+
+def test_a_poll_of_a_job_without_a_change_asks_no_more_than_before(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    with statements(catalog) as seen:
+        worker.poll()
+    before = list(seen)
+    put(catalog, once(2_000))
+    adopt(worker)
+    worker.poll()
+    with statements(catalog) as seen:
+        worker.poll()
+    assert list(seen) == before
+
+
+def test_what_bears_nothing_over_needs_no_adoption(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    put(catalog, KEEP, once())
+    assert versions_of_tasks(catalog) == [(2, None), (2, None)]
+    assert [task.adopt for task in worker.tasks()] == [None, None]
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop"])
+def test_a_job_that_rests_is_another_version_when_it_goes_on(catalog: Catalog, verb: str) -> None:
+    job, worker = worked(catalog)
+    catalog.write(coordinator.change_job, "visits", verb)
+    if verb == "stop":
+        worker.leave()
+    put(catalog, once(2_000))
+    assert state_of(catalog) == {"pause": "paused", "stop": "stopped"}[verb]
+    assert versions_of_tasks(catalog) == [(1, 2), (1, 2)]
+    catalog.write(coordinator.change_job, "visits", {"pause": "resume", "stop": "restart"}[verb])
+    after = worker if verb == "pause" else slot(catalog, join(catalog), job)
+    assert reasons(adopt(after)) == [None, None]
+
+
+def test_several_versions_before_a_task_adopts_are_one_step_from_where_its_stores_stand(catalog: Catalog) -> None:
+    _, worker = worked(catalog, windows(5))
+    put(catalog, windows(9))
+    put(catalog, windows(1))
+    put(catalog, windows(7, name="m"), renames={"n": "m"})
+    first, second = worker.tasks()
+    kept = store(catalog, "visits-m")
+    assert kept.spec["interval_ms"] is not None
+    for task in (first, second):
+        assert given(task) == {"visits-m": AggregateSpec.model_validate(windows(5)).handover()}
+        assert task.adopt is not None
+        assert task.adopt.version == 4
+    put(catalog, windows(5, name="m"))
+    assert versions_of_tasks(catalog) == [(5, None), (5, None)]  # as it was
+
+
+# ---------------------------------------------------------------- stores
+
+
+def test_a_renamed_store_keeps_its_ids_under_its_new_name(catalog: Catalog) -> None:
+    job, worker = worked(catalog)
+    kept = store(catalog, "visits-once")
+    counters = {"operators": {"once": {"x": 1}}, "dropped": {"once": {"late": 2}}, "records_in": 10}
+    catalog.write(lambda s: s.execute(update(TaskRow).values(counters=counters)))
+    put(catalog, once(name="first"), renames={"once": "first"})
+    renamed = store(catalog, "visits-first")
+    assert (renamed.id, renamed.operator, renamed.changelog_stream_id) == (kept.id, "first", kept.changelog_stream_id)
+    assert ends(catalog, "visits-first-changelog") == [10, 10]
+    with pytest.raises(UnknownStore):
+        catalog.read(stores.store_now, "visits-once")
+    for task in tasks(catalog):
+        assert task.counters == {"operators": {"first": {"x": 1}}, "dropped": {"first": {"late": 2}}, "records_in": 10}
+    assert [set(task.changelogs) for task in worker.tasks()] == [{"visits-first"}] * 2
+    assert catalog.read(job_versions.former_names, job.id, 1, ["first"]) == {"first": "once"}
+
+
+def test_who_looks_a_store_up_reads_it_by_the_present_version(catalog: Catalog) -> None:
+    worked(catalog, windows(5))
+    before = _form(catalog.read(stores.store_now, "visits-n"))
+    put(catalog, windows(50))
+    after = _form(catalog.read(stores.store_now, "visits-n"))
+    assert after is not before
+    assert _form(catalog.read(stores.store_now, "visits-n")) is after
+
+
+def test_names_may_be_exchanged(catalog: Catalog) -> None:
+    worked(catalog, once(name="a"), once(name="b"))
+    a, b = store(catalog, "visits-a"), store(catalog, "visits-b")
+    put(catalog, once(name="b"), once(name="a"), renames={"a": "b", "b": "a"})
+    assert (store(catalog, "visits-b").id, store(catalog, "visits-a").id) == (a.id, b.id)
+    assert store(catalog, "visits-b").changelog_stream_id == a.changelog_stream_id
+    assert catalog.read(streams.get_stream, "visits-b-changelog").id == a.changelog_stream_id
+
+
+def test_a_store_that_begins_anew_has_a_new_id_and_begins_at_the_time_of_its_task(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    former = store(catalog, "visits-once")
+    put(catalog, once(), restart=("once",))
+    begun = store(catalog, "visits-once")
+    assert begun.id != former.id
+    assert begun.changelog_stream_id != former.changelog_stream_id
+    assert (begun.since_version, begun.is_removed) == (2, False)
+    assert ends(catalog, "visits-once-changelog") == [0, 0]
+    assert [given(task) for task in worker.tasks()] == [{"visits-once": Handover(begins_at=500)}] * 2
+    answer = coordinator.poll_slot(catalog, worker.id, [], known=found(catalog).spec_sha256, known_version=1).answer
+    assert answer.stores["visits-once"].id == begun.id  # though the specification is equal
+
+
+def test_an_added_store_begins_where_its_task_is(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(stream_time=-1)))
+    put(catalog, once(), windows(5))
+    assert store(catalog, "visits-n").since_version == 2
+    assert [given(task) for task in worker.tasks()] == [{"visits-n": Handover(begins_at=500)}, None]
+
+
+def test_a_removed_store_is_hidden_until_the_job_goes(catalog: Catalog) -> None:
+    job, worker = worked(catalog, once(), windows(5))
+    put(catalog, once())
+    assert store(catalog, "visits-n").is_removed
+    with pytest.raises(UnknownStore):
+        catalog.read(stores.store_now, "visits-n")
+    assert [each.name for each in catalog.read(stores.stores_now)] == ["visits-once"]
+    assert [each.name for each in catalog.read(jobs.stores_of, job.id)] == ["visits-once"]
+    assert [set(task.changelogs) for task in worker.tasks()] == [{"visits-once"}] * 2
+    assert ends(catalog, "visits-n-changelog") == [0, 0]
+    catalog.write(coordinator.change_job, "visits", "stop")
+    worker.leave()
+    catalog.write(job_creation.delete_job, "visits")
+    assert catalog.read(lambda s: s.scalars(select(StoreRow)).all()) == []
+    assert catalog.read(streams.find_stream, "visits-n-changelog") is None
+
+
+def test_a_removed_store_goes_with_a_reset_or_when_its_name_is_taken(catalog: Catalog) -> None:
+    job, worker = worked(catalog, once(), windows(5))
+    put(catalog, once())
+    former = store(catalog, "visits-n")
+    put(catalog, once(), windows(5))
+    assert store(catalog, "visits-n").id != former.id
+    put(catalog, once())
+    catalog.write(coordinator.change_job, "visits", "stop")
+    worker.leave()
+    catalog.write(coordinator.reset_job, "visits", "earliest")
+    assert [each.name for each in catalog.read(lambda s: s.scalars(select(StoreRow)).all())] == ["visits-once"]
+    assert catalog.read(streams.find_stream, "visits-n-changelog") is None
+    assert versions_of_tasks(catalog) == [(4, None), (4, None)]
+    assert catalog.read(jobs.stores_of, job.id)[0].since_version == 4
+
+
+def test_sinks_come_and_go_with_their_records_kept(catalog: Catalog) -> None:
+    job, _ = worked(catalog)
+    put(catalog, once(), sink=[{"stream": "other"}])
+    assert {each.name for each in catalog.read(jobs.streams_of, job.id, "sink")} == {"other"}
+    assert ends(catalog, "visits-out") == [10, 10]
+    assert ends(catalog, "other") == [0, 0]
+    catalog.write(streams.delete_stream, "visits-out")
+
+
+def test_a_stream_of_somebody_in_the_place_of_a_changelog_hinders_it(catalog: Catalog) -> None:
+    worked(catalog)
+    make_stream(catalog, "visits-n-changelog")
+    before = everything(catalog)
+    with pytest.raises(StreamExists):
+        put(catalog, once(), windows(5))
+    assert everything(catalog) == before
+
+
+# ---------------------------------------------------------------- refusals leave everything as it was
+
+
+def test_what_stores_can_not_bear_is_refused(catalog: Catalog) -> None:
+    worked(catalog)
+    before = everything(catalog)
+    with pytest.raises(IncompatibleChange) as refused:
+        put(catalog, {**once(), "op": "deduplicate_by_key_value", "id": "value->>'id'"})
+    assert [each.pointer for each in refused.value.errors] == ["/operators/0/op"]
+    assert everything(catalog) == before
+
+
+@pytest.mark.parametrize("asked", ["flush", "replay", "stop"])
+def test_what_was_asked_for_before_comes_first(catalog: Catalog, asked: str) -> None:
+    worked(catalog, keep_dropped=True)
+    if asked == "flush":
+        catalog.write(job_states.flush_job, "visits")
+    elif asked == "stop":
+        catalog.write(coordinator.change_job, "visits", "stop")
+    else:
+        from service.catalog import replays
+
+        post(catalog, catalog.read(streams.get_stream, "visits-dropped"), {0: 1})
+        catalog.write(replays.ask_to_replay, "visits", Wanted())
+    before = everything(catalog)
+    with pytest.raises((IllegalTransition, ReplayUnderWay)):
+        put(catalog, once(2_000))
+    assert everything(catalog) == before
+
+
+def test_a_buffer_that_has_to_be_empty_hinders_it_until_it_is(catalog: Catalog) -> None:
+    worked(catalog, once(), HOLD)
+    held = {"operators": {"hold": {"buffer_records": {"last": 3}, "buffer_bytes": {"last": 40}}}}
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(counters=held)))
+    before = everything(catalog)
+    [bound] = put(catalog, once())
+    assert (bound.store, bound.max_records) == ("visits-hold", 0)
+    assert everything(catalog) == before
+    small = {"max_bytes": 39, "when_full": "shut_down"}
+    [bound] = put(catalog, once(), {**HOLD, "buffer": small})
+    assert bound.max_bytes == 39
+    assert put(catalog, once(), {**HOLD, "buffer": {**small, "max_bytes": 40}}) == []
+    held = {"operators": {"hold": {"buffer_records": {"last": 0}, "buffer_bytes": {"last": 0}}}}
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(counters=held)))
+    assert put(catalog, once()) == []
+
+
+def test_a_job_that_rests_with_something_to_give_is_not_changed(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(has_backlog=True)))
+    catalog.write(coordinator.change_job, "visits", "pause")
+    before = everything(catalog)
+    with pytest.raises(IllegalTransition, match="still to come: `:resume` it, change it while it runs"):
+        put(catalog, once(2_000))
+    assert everything(catalog) == before
+    assert worker.poll().answer.directive == "run"
+
+
+# ---------------------------------------------------------------- coming to rest
+
+
+def resting(catalog: Catalog) -> SlotDouble:
+    """A job whose task 0_1 owes results, and that is to be another version."""
+    _, worker = worked(catalog)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(has_backlog=True)))
+    put(catalog, once(2_000))
+    assert state_of(catalog) == "changing"
+    return worker
+
+
+def give(catalog: Catalog) -> None:
+    """The results have come."""
+    catalog.write(lambda s: s.execute(update(TaskRow).values(has_backlog=False)))
+
+
+def test_what_is_owed_comes_first_and_meanwhile_nothing_is_read(catalog: Catalog) -> None:
+    worker = resting(catalog)
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
+    outcome = worker.poll()
+    assert not outcome.is_ready
+    assert [(task.work, task.advance, task.adopt) for task in outcome.answer.tasks] == [([], None, None)] * 2
+    assert f"progress:{found(catalog).id}" in outcome.topics
+    change = found(catalog).change
+    assert change is not None
+    assert (change["state"], change["spec"]["operators"][0]["interval_ms"]) == ("pending", 2_000)
+    assert found(catalog).spec_version == 1
+    give(catalog)
+    assert [given(task) for task in worker.tasks()] == [{"visits-once": Handover(kept_ms=1_000)}] * 2
+    assert (found(catalog).state, found(catalog).spec_version, found(catalog).change) == ("running", 2, None)
+    adopt(worker)
+    assert worker.run() == 5
+
+
+def test_a_round_of_the_coordinator_makes_it_where_nobody_polls(catalog: Catalog) -> None:
+    resting(catalog)
+    coordinator.tick(catalog)
+    coordinator.tick(catalog)
+    assert state_of(catalog) == "changing"
+    give(catalog)
+    woken: set[str] = set()
+    catalog.on_wake(woken.update)
+    coordinator.tick(catalog)
+    assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
+    assert job_topic(found(catalog).id) in woken
+
+
+@pytest.mark.parametrize(("verb", "state"), [("stop", "draining"), ("resume", "running")])
+def test_people_may_give_it_up(catalog: Catalog, verb: str, state: str) -> None:
+    worker = resting(catalog)
+    catalog.write(coordinator.change_job, "visits", verb, who="you")
+    assert (state_of(catalog), found(catalog).change, found(catalog).read_to) == (state, None, None)
+    given_up = [line for line in catalog.read(jobs.transitions_of, found(catalog).id) if "given up" in line.reason]
+    assert [(line.who, line.reason) for line in given_up] == [("you", f"{verb}; the change to version 2 is given up")]
+    give(catalog)
+    if verb == "stop":
+        assert worker.poll().answer.directive == "leave"
+    assert found(catalog).spec_version == 1
+
+
+def test_a_failure_gives_it_up(catalog: Catalog) -> None:
+    worker = resting(catalog)
+    task = worker.tasks()[0]
+    fault = {"task_id": task.task, "epoch": task.epoch, "error": {"code": "buffer_full", "detail": "full"}}
+    catalog.write(coordinator.fail_task, worker.id, **fault)
+    assert (state_of(catalog), found(catalog).change) == ("failed", None)
+
+
+def test_what_changes_a_job_waits_for_it(catalog: Catalog) -> None:
+    resting(catalog)
+    before = everything(catalog)
+    for ask in (
+        lambda: put(catalog, once(3_000)),
+        lambda: catalog.write(job_states.flush_job, "visits"),
+        lambda: catalog.write(coordinator.change_job, "visits", "pause"),
+        lambda: catalog.write(coordinator.change_job, "visits", "restart"),
+    ):
+        with pytest.raises(IllegalTransition, match="`:resume` it to give that up"):
+            ask()
+    assert everything(catalog) == before
+
+
+def test_a_buffer_that_is_too_full_in_the_end_ends_it_and_the_job_says_why(catalog: Catalog) -> None:
+    _, worker = worked(catalog, once(), HOLD)
+    owing = {"has_backlog": True}
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(**owing)))
+    put(catalog, once())
+    held = {"operators": {"hold": {"buffer_records": {"last": 3}, "buffer_bytes": {"last": 40}}}}
+    catalog.write(lambda s: s.execute(update(TaskRow).values(counters=held)))
+    give(catalog)
+    worker.poll()
+    job = found(catalog)
+    assert (job.state, job.spec_version) == ("running", 1)
+    assert job.change is not None
+    assert (job.change["state"], "never come out" in job.change["reason"]) == ("refused", True)
+    catalog.write(lambda s: s.execute(update(TaskRow).values(counters={})))
+    put(catalog, once())
+    assert (found(catalog).spec_version, found(catalog).change) == (2, None)
+
+
+def test_a_name_that_was_taken_meanwhile_ends_it_with_nothing_changed(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(has_backlog=True)))
+    put(catalog, once(), windows(5))
+    make_stream(catalog, "visits-n-changelog")
+    give(catalog)
+    worker.poll()
+    job = found(catalog)
+    assert (job.state, job.spec_version) == ("running", 1)
+    assert job.change is not None
+    assert "visits-n-changelog" in job.change["reason"]
+    assert [each.name for each in catalog.read(jobs.stores_of, job.id)] == ["visits-once"]
+    assert catalog.write(segments.drop_unreferenced) == 0
+
+
+# ---------------------------------------------------------------- behind a repartition
+
+
+def across(catalog: Catalog) -> SlotDouble:
+    """A job of two sub-topologies; three records of users are unread, and four between its tasks."""
+    clicks = make_stream(catalog, partitions=2)
+    job = make_job(catalog, operators=[SPREAD, once()])
+    post(catalog, clicks, {0: 3})
+    worker = slot(catalog, join(catalog), job)
+    post(catalog, catalog.read(streams.get_stream, "visits-once-repartition"), {1: 4})
+    return worker
+
+
+def read_all(catalog: Catalog, sub_topology: int) -> None:
+    """Its tasks have read what is there."""
+
+    def write(s: Session) -> None:
+        for task in s.scalars(select(TaskRow).where(TaskRow.sub_topology == sub_topology)):
+            [inputs] = inputs_of_tasks(s, [task.id]).values()
+            for at in inputs:
+                at.position = at.end
+            task.positions = packed_positions(inputs)
+
+    catalog.write(write)
+
+
+def test_what_makes_records_for_others_changes_once_all_that_was_there_is_read(catalog: Catalog) -> None:
+    worker = across(catalog)
+    clicks = catalog.read(streams.get_stream, "clicks")
+    put(catalog, KEEP, SPREAD, once())
+    assert (state_of(catalog), found(catalog).read_to) == ("changing", {clicks.id: [3, 0]})
+    post(catalog, clicks, {0: 5, 1: 5})
+    work = {task.name: [(each.start, each.end) for each in task.work] for task in worker.tasks()}
+    assert (work["0_0"], work["0_1"]) == ([(0, 3)], [])  # what came later waits for the next version
+    read_all(catalog, 1)
+    worker.poll()
+    assert state_of(catalog) == "changing"
+
+    def read_to_mark(s: Session) -> None:
+        task = s.scalars(select(TaskRow).where(TaskRow.name == "0_0")).one()
+        task.positions = (3).to_bytes(8, "little") + task.positions[8:]
+
+    catalog.write(read_to_mark)
+    again = {task.name: [(each.start, each.end) for each in task.work] for task in worker.tasks()}
+    assert (found(catalog).state, found(catalog).spec_version, found(catalog).read_to) == ("running", 2, None)
+    assert (again["0_0"], again["0_1"]) == ([(3, 8)], [(0, 5)])
+
+
+def test_readers_alone_change_at_once(catalog: Catalog) -> None:
+    across(catalog)
+    put(catalog, SPREAD, once(2_000))
+    assert (found(catalog).spec_version, found(catalog).change) == (2, None)
+
+
+def test_a_job_that_rests_with_records_between_its_tasks_is_to_read_them_first(catalog: Catalog) -> None:
+    across(catalog)
+    catalog.write(coordinator.change_job, "visits", "pause")
+    before = everything(catalog)
+    with pytest.raises(IllegalTransition, match="what others of them wrote: `:resume` it"):
+        put(catalog, KEEP, SPREAD, once())
+    assert everything(catalog) == before
+    read_all(catalog, 1)
+    put(catalog, KEEP, SPREAD, once())  # what users posted is for the next version
+    assert (state_of(catalog), found(catalog).spec_version) == ("paused", 2)
+
+
+def test_a_repartition_stream_has_the_name_of_the_operator_that_needs_it(catalog: Catalog) -> None:
+    across(catalog)
+    between = catalog.read(streams.get_stream, "visits-once-repartition").id
+    put(catalog, SPREAD, once(name="first"), renames={"once": "first"})
+    assert catalog.read(streams.get_stream, "visits-first-repartition").id == between
+    assert catalog.read(streams.find_stream, "visits-once-repartition") is None
