@@ -1,8 +1,8 @@
 """`make bench`: what Millrace does in a second, and how often that is what a peer does, in one run on one machine.
 
-Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`). All invariants are on: fsync,
-changelog, HTTP commit, replay. Rows come from here (ingest, waiting for output), from `contests` (against Spark),
-`catalog_rows`, `posts` and `lookups`.
+Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`), of which `benchmarks.report` makes the
+figures of the README. All invariants are on: fsync, changelog, HTTP commit, replay. Rows come from here (ingest, waits
+for output), from `contests` (against Spark), `catalog_rows`, `posts` and `lookups`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,26 @@ POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: p
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured, and how often."""
+    """How much is measured, and how often: `records` of a contest, `posted` to measure ingest, `rounds` of a wait after
+    `warm_rounds`, `seconds` under load.
+    """
 
     records: int
+    posted: int
     runs: int
     rounds: int
+    warm_rounds: int
     seconds: float
+    fresh_peers: bool
+
+    @property
+    def described(self) -> str:
+        peers = "a fresh application of Spark each" if self.fresh_peers else "one application of Spark for all"
+        return f"{self.records:,} records a contest, {self.runs} runs, {peers}"
 
 
-FULL = Effort(records=8_000_000, runs=3, rounds=100, seconds=5)
-QUICK = Effort(records=1_000_000, runs=1, rounds=30, seconds=2)
+FULL = Effort(records=8_000_000, posted=4_000_000, runs=3, rounds=100, warm_rounds=20, seconds=5, fresh_peers=True)
+QUICK = Effort(records=300_000, posted=1_000_000, runs=1, rounds=20, warm_rounds=10, seconds=1.5, fresh_peers=False)
 
 
 def main() -> int:
@@ -60,14 +70,15 @@ def main() -> int:
     arguments.add_argument("--only", choices=PARTS, action="append", help="these rows alone; may be given again")
     given = arguments.parse_args()
     effort = QUICK if given.quick else FULL
-    workload = Workload(given.records or effort.records)
+    effort = replace(effort, records=given.records or effort.records)
+    workload = Workload(max(effort.records, effort.posted))
     load_average = os.getloadavg()[0]
     rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
         for row in _rows(workload, Path(scratch), effort, given.only or PARTS):
             rows.append(row)
             print(f"  measured: {row.measure}", file=sys.stderr)
-    report(rows, workload, load_average)
+    report(rows, workload, load_average, effort=effort.described, is_quick=given.quick)
     return 0
 
 
@@ -77,13 +88,13 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
         with Running(scratch / "data", cores=CORES) as running:
             running.wait_for_instances()
             if "waits" in parts:
-                yield from _output_waits(running, effort.rounds)
+                yield from _output_waits(running, effort)
             if "ingest" in parts:  # not first: Spark's workers are still loading their code then
-                yield from _ingest(running, events)
+                yield from _ingest(running, events.slice(0, effort.posted))
             if "posts" in parts:
                 yield from map(_posts, posted(running, seconds=effort.seconds / POST_RUNS))
             if "contests" in parts:
-                yield from _contests(running, events, scratch, effort.runs)
+                yield from _contests(running, events.slice(0, effort.records), scratch, effort)
             if "rows" in parts:
                 yield _rows_of_a_wide_commit(running)
     if "lookups" in parts:
@@ -91,12 +102,12 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
             yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
 
 
-def _contests(running: Running, events: pa.Table, scratch: Path, runs: int) -> Iterator[Measurement]:
+def _contests(running: Running, events: pa.Table, scratch: Path, effort: Effort) -> Iterator[Measurement]:
     events = with_closing(events)
     running.call("POST", "/v1/streams", json={"name": SOURCE, "partitions": PARTITIONS})
     for part in _parts(events, 200_000):  # one after another: the order of arrival is the disorder of the events
         _post_s(running, SOURCE, ARROW, [arrow_stream(part)])
-    yield from contests(running, events, scratch, cores=CORES, runs=runs)
+    yield from contests(running, events, scratch, cores=CORES, runs=effort.runs, fresh_peers=effort.fresh_peers)
 
 
 def _rows_of_a_wide_commit(running: Running) -> Measurement:
@@ -175,27 +186,28 @@ def _post_s(running: Running, stream: str, media: str, bodies: Sequence[bytes]) 
 # ---------------------------------------------------------------- waits
 
 
-def _output_waits(running: Running, rounds: int) -> Iterator[Measurement]:
+def _output_waits(running: Running, effort: Effort) -> Iterator[Measurement]:
     """From the answer of a POST to the moment its output can be read, one record at a time on an idle system: of a job
     of one task a partition, and of one that repartitions.
     """
     operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
     conditions = "one job, idle system, reader asks for the next record of the partition without pause"
-    alone = _output_waits_ms(running, "idle", [operator], rounds)
+    alone = _output_waits_ms(running, "idle", [operator], effort)
     yield from _waits("POST acknowledged to output readable", alone, conditions, p50_bar_ms=30)
-    through = _output_waits_ms(running, "moved", [{"op": "repartition", "name": "again"}, operator], rounds)
+    through = _output_waits_ms(running, "moved", [{"op": "repartition", "name": "again"}, operator], effort)
     figures = _waits("POST acknowledged to output readable through one repartition", through, conditions, p50_bar_ms=60)
     for each in figures:
         times = f"{statistics.median(through) / statistics.median(alone):.2f}× at the median of what it takes without"
         yield replace(each, conditions=f"{each.conditions}; {times}")
 
 
-def _output_waits_ms(running: Running, name: str, operators: list[dict[str, Any]], rounds: int) -> list[float]:
+def _output_waits_ms(running: Running, name: str, operators: list[dict[str, Any]], effort: Effort) -> list[float]:
     for stream in (name, f"{name}-out"):
         running.call("POST", "/v1/streams", json={"name": stream, "partitions": PARTITIONS})
     body = {"name": f"{name}_dedup", "source": name, "operators": operators, "sink": f"{name}-out"}
     running.call("POST", "/v1/jobs", json=body)
-    waits = [_visible_after_ms(running, name, number) for number in range(rounds + 20)][20:]  # warm by then
+    numbers = range(effort.rounds + effort.warm_rounds)
+    waits = [_visible_after_ms(running, name, number) for number in numbers][effort.warm_rounds :]
     running.call("POST", f"/v1/jobs/{name}_dedup:stop")
     return waits
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from msgspec.structs import replace
 from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
 from service import coordinator
-from service.catalog import job_creation, jobs, replicas, segments, streams
+from service.catalog import driver, job_creation, jobs, replicas, segments, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, new_id
 from service.protocol import AssignedTask, HeldTask, JoinedSlot, Move, TaskCommit, Verdict, WrittenSegment
@@ -176,12 +177,18 @@ def statements(catalog: Catalog) -> Iterator[list[str]]:
         if found := STATEMENT.match(statement):
             seen.append(found[0])
 
+    def run(connection: Any, text: str, parameters: Any) -> Any:
+        note(connection, None, text)
+        return driver_run(connection, text, parameters)
+
+    driver_run = driver.run  # these go past SQLAlchemy's events
     # on Postgres readers are a view of the writer's engine, and hear what it hears
     engines = {engine.pool: engine for engine in (catalog._reader, catalog._writer)}.values()
     for engine in engines:
         event.listen(engine, "before_cursor_execute", note)
     try:
-        yield seen
+        with patch.object(driver, "run", run):
+            yield seen
     finally:
         for engine in engines:
             event.remove(engine, "before_cursor_execute", note)
