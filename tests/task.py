@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from service.streams import inputs
+from service.streams import clock, inputs
 from service.streams.clock import CloseReason
 from service.streams.inputs import Batch, Input, InputPosition, Origins, Part, Unread
-from service.streams.layouts import reserved
-from service.streams.layouts.expiry import expires_after
+from service.streams.layouts import reserved, store_keys
+from service.streams.layouts.expiry import expires_after, own_times
 from service.streams.records import RECORD_SCHEMA, StoreSpec
 from service.streams.stores.reading import Query, read, read_page
 from service.streams.topology import graph
@@ -51,9 +51,11 @@ class DictState(dict[bytes, bytes]):
             batch = pa.RecordBatch.from_pylist(
                 [{"key": key, "value": value} for key, value in self.items()], schema=changes.schema
             )
-            after = expires_after(store, batch)
-            for key, last in zip(list(self), after.tolist(), strict=True):
-                if obs > last:
+            indexed = self.scan(store_keys.index_bound(0), store_keys.index_bound(1 << 63), 1)
+            first_open = store_keys.split_index_keys([key for key, _ in indexed])[0].tolist() or [clock.END_OF_TIME]
+            after, times = expires_after(store, batch), own_times(store, batch)
+            for key, last, time in zip(list(self), after.tolist(), times.tolist(), strict=True):
+                if obs > last and time < first_open[0]:  # what is to be emitted when it closes stays until then
                     del self[key]
 
 

@@ -8,7 +8,6 @@ Entries are read for each answer; decoding them and writing them as JSON, half o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from cachetools import LRUCache
@@ -32,21 +31,21 @@ class KeyPage:
         self.layout = layout
         self._few = Few(layout.form, Query.of_key(key), partition, DEFAULT_LIMIT)
         self.ask = self._few.ask
-        self._found: Sequence[Sequence[tuple[bytes, bytes]]] | None = None  # what `_items` were made of
+        self._found: tuple[object, ...] | None = None  # what `_items` were made of: entries, floor, `closed_to`
         self._items = b""
         self._since = self._until = 0  # stream times at which they are the same, both included
 
     def items(self, findings: Findings) -> bytes | None:
         """The items as JSON; None where they are too many for a page. Raises ProblemError."""
         time = findings.stream_time
-        if self._since <= time <= self._until and self._found == findings.found:
+        if self._since <= time <= self._until and self._found == findings[2:]:
             return self._items
         page = self._few.page(findings)
         if page is None:
             return None
         items = items_as_json(page, "utf8")
         if len(items) <= MAX_KEPT_BYTES and _size(findings) <= MAX_KEPT_BYTES:
-            self._items, self._found = items, findings.found
+            self._items, self._found = items, findings[2:]
             self._since, self._until = time, self._few.same_until(page)
         return items
 

@@ -3,20 +3,38 @@
 It knows how a range of changelog becomes lists and which entries of a due list are really over; it refuses to know
 where lists are kept. A list is named so that the names sort by when they are due, and no range is applied twice, so a
 name is given once. What expires costs what it takes to look at it: nobody ever searches a store for old entries.
+
+A list remembers the interval under which it was noted. Where a store's has become longer since, lists come too early:
+what is not over then is noted once more. Where it has become shorter, windows may be over that are still to be emitted
+when they close: what is not before the first of those stays, until it is.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from service.streams.layouts.expiry import NEVER, expires_after, is_timed
+from service.streams.layouts.expiry import NEVER, expires_after, expires_when, is_timed, own_times
 from service.streams.records import CHANGELOG_SCHEMA, StoreSpec
 
 SLICE_KEYS = 1024
+_AGAIN: Final = 1 << 31  # from here on lists of one range are such as are noted once more
+_INTERVAL: Final = struct.Struct("<q")
+
+Read = Callable[[list[bytes]], Sequence[bytes | None]]
+
+
+class Settled(NamedTuple):
+    """What a list that was due comes to: keys that are `over`; a list (name, packed keys) of those that are to be
+    looked at `again`, where there are any.
+    """
+
+    over: list[bytes]
+    again: list[tuple[bytes, bytes]]
 
 
 def lists_of(store: StoreSpec, to_offset: int, changes: pa.RecordBatch) -> Iterator[tuple[bytes, bytes]]:
@@ -30,7 +48,8 @@ def lists_of(store: StoreSpec, to_offset: int, changes: pa.RecordBatch) -> Itera
     after, keys = after[is_mortal], changes.column("key").filter(pa.array(is_mortal))
     for start in range(0, len(keys), SLICE_KEYS):
         stop = start + SLICE_KEYS
-        yield _name(int(after[start:stop].max()), to_offset, start), _pack(keys[start:stop])
+        packed = _pack(keys[start:stop], store.interval_ms or 0)
+        yield _name(int(after[start:stop].max()), to_offset, start), packed
 
 
 def due_before(obs: int) -> bytes:
@@ -38,18 +57,53 @@ def due_before(obs: int) -> bytes:
     return struct.pack(">Q", obs + (1 << 63))
 
 
-def keys_in(packed: bytes) -> list[bytes]:
-    """The keys of a list."""
-    count = struct.unpack_from("<I", packed)[0]
-    buffer = pa.py_buffer(packed)
-    body = 4 + 4 * (count + 1)
-    keys = pa.Array.from_buffers(pa.binary(), count, [None, buffer[4:body], buffer[body:]])
-    return as_list(keys)
+def length_of(packed: bytes) -> int:
+    """How many keys are in a list."""
+    return int(struct.unpack_from("<I", packed)[0])
 
 
-def expired(
-    store: StoreSpec, obs: int, keys: list[bytes], read: Callable[[list[bytes]], Sequence[bytes | None]]
-) -> list[bytes]:
+def settled(
+    store: StoreSpec,
+    obs: int,
+    listed: tuple[bytes, bytes],
+    read: Read,
+    place: tuple[int, int],
+    first_open: int | None = None,
+) -> Settled:
+    """What a due list (name, packed keys) comes to at stream time `obs`.
+
+    `read` gives entries as they are (None: not there). `place`: the offset at which the range that is applied ends, and
+    how many lists were settled in it before. `first_open`: the own time of the first entry that is still to be emitted.
+    """
+    name, packed = listed
+    keys, noted_ms = _unpack(packed)
+    if first_open is None and noted_ms == store.interval_ms:
+        return Settled(expired(store, obs, as_list(keys), read), [])
+    times = _times_now(store, keys, read)
+    after = expires_when(store, times)
+    is_kept = (after >= obs) | (times >= (NEVER if first_open is None else first_open))
+    # Who was written again since has a later list of its own, but where the time is in the key it is the same time.
+    is_last = np.ones(len(keys), np.bool_)
+    if noted_ms is not None:
+        is_last = times <= _due_after(name) - noted_ms
+    again = np.flatnonzero(is_kept & is_last & (after != NEVER))
+    lists = []
+    if len(again):
+        due = _name(max(int(after[again].max()), obs), place[0], _AGAIN + place[1])
+        lists.append((due, _pack(keys.take(pa.array(again)), store.interval_ms or 0)))
+    return Settled(as_list(keys.filter(pa.array(~is_kept))), lists)
+
+
+def _times_now(store: StoreSpec, keys: pa.Array, read: Read) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The own times of entries as they are; NEVER where there is none any more."""
+    names = as_list(keys)
+    unsure = [key for key in names if not is_timed(key)]
+    held = iter(read(unsure) if unsure else ())
+    values = [b"" if is_timed(key) else next(held) for key in names]
+    return own_times(store, pa.RecordBatch.from_arrays([keys, pa.array(values, pa.binary())], schema=CHANGELOG_SCHEMA))
+
+
+def expired(store: StoreSpec, obs: int, keys: list[bytes], read: Read) -> list[bytes]:
     """Of the keys in lists that are due, those of entries that stream time has expired.
 
     Where an entry's time is not in its key the entry itself is asked, by `read` (None: it is not there any more): one
@@ -75,9 +129,25 @@ def _name(after: int, to_offset: int, start: int) -> bytes:
     return struct.pack(">QQI", after + (1 << 63), to_offset, start)
 
 
-def _pack(keys: pa.Array) -> bytes:
-    """n, n + 1 ends (uint32 little-endian), then the keys' bytes."""
+def _due_after(name: bytes) -> int:
+    """The highest time after which an entry of a list is over, as it was noted."""
+    return int(struct.unpack_from(">Q", name)[0]) - (1 << 63)
+
+
+def _unpack(packed: bytes) -> tuple[pa.Array, int | None]:
+    """The keys of a list (binary), and the interval (ms) under which it was noted; None: nobody remembers."""
+    count = struct.unpack_from("<I", packed)[0]
+    buffer = pa.py_buffer(packed)
+    body = 4 + 4 * (count + 1)
+    end = body + int(struct.unpack_from("<I", packed, body - 4)[0])
+    keys = pa.Array.from_buffers(pa.binary(), count, [None, buffer[4:body], buffer[body:end]])
+    return keys, int(_INTERVAL.unpack_from(packed, end)[0]) if len(packed) > end else None
+
+
+def _pack(keys: pa.Array, interval_ms: int) -> bytes:
+    """n, n + 1 ends (uint32 little-endian), then the keys' bytes, then the interval (ms, int64 little-endian)."""
     _, ends_buffer, data = keys.buffers()
     ends = np.frombuffer(ends_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     body = b"" if data is None else data[ends[0] : ends[-1]].to_pybytes()
-    return b"".join([struct.pack("<I", len(keys)), (ends - ends[0]).astype("<i4").tobytes(), body])
+    head = struct.pack("<I", len(keys)), (ends - ends[0]).astype("<i4").tobytes()
+    return b"".join([*head, body, _INTERVAL.pack(interval_ms)])

@@ -26,6 +26,7 @@ from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
 from service.streams.layouts.reserved import OBS_KEY, unpack_time
+from service.streams.layouts.store_keys import INDEX, index_bound, split_index_keys
 from service.streams.records import StoreSpec
 
 FORMAT = 1
@@ -150,7 +151,7 @@ class Replica:
             self._write(tx, changes)
             fault_point("replay.middle")
             self._note_expiry(tx, to_offset, changes)
-            self._expire(tx, expiry.SLICE_KEYS + 2 * changes.num_rows)
+            self._expire(tx, to_offset, expiry.SLICE_KEYS + 2 * changes.num_rows)
             tx.put(POSITION, struct.pack("<q", to_offset), db=self._environment.meta)
         return True
 
@@ -167,7 +168,7 @@ class Replica:
         for name, keys in expiry.lists_of(self._store, to_offset, changes):
             tx.put(name, keys, db=self._environment.expiry)
 
-    def _expire(self, tx: lmdb.Transaction, budget_keys: int) -> None:
+    def _expire(self, tx: lmdb.Transaction, to_offset: int, budget_keys: int) -> None:
         """Delete what stream time has passed. The budget is twice what came in, so a backlog always shrinks."""
         packed_obs = tx.get(OBS_KEY)
         if packed_obs is None:
@@ -175,13 +176,34 @@ class Replica:
         obs = unpack_time(bytes(packed_obs))
         bound = expiry.due_before(obs)
         get: Callable[[bytes], Any] = tx.get
+        done, first_open = 0, self._first_open(tx) if self._store.layout == "ordered" else None
         with tx.cursor(db=self._environment.expiry) as lists:
             while budget_keys > 0 and lists.first() and bytes(lists.key()) < bound:
-                keys = expiry.keys_in(bytes(lists.value()))
+                listed = bytes(lists.key()), bytes(lists.value())
                 lists.delete()
-                for over in expiry.expired(self._store, obs, keys, lambda unsure: [get(key) for key in unsure]):
+                settled = expiry.settled(
+                    self._store,
+                    obs,
+                    listed,
+                    lambda unsure: [get(key) for key in unsure],
+                    (to_offset, done),
+                    first_open,
+                )
+                for over in settled.over:
                     tx.delete(over)
-                budget_keys -= len(keys)
+                for name, keys in settled.again:
+                    tx.put(name, keys, db=self._environment.expiry)
+                done += 1
+                budget_keys -= expiry.length_of(listed[1])
+
+    def _first_open(self, tx: lmdb.Transaction) -> int | None:
+        """The time of the first entry that is to be emitted when it closes: the index begins with it."""
+        cursor: Any
+        with tx.cursor() as cursor:
+            if not cursor.set_range(index_bound(0)) or bytes(cursor.key())[:1] != INDEX:
+                return None
+            times, _ = split_index_keys([bytes(cursor.key())])
+            return int(times[0])
 
 
 def _position(tx: lmdb.Transaction, environment: Environment) -> int:

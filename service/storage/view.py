@@ -38,7 +38,7 @@ from service.storage import expiry
 from service.storage.expiry import as_list
 from service.streams.clock import NOT_STARTED
 from service.streams.layouts import store_keys
-from service.streams.layouts.reserved import OBS_KEY, stream_time_in, unpack_time
+from service.streams.layouts.reserved import CLOSED_KEY, FLOOR_KEY, OBS_KEY, stream_time_in, unpack_time
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Findings, Span
 
@@ -98,9 +98,10 @@ each(ARGV[7], 1, function(i) redis.call('ZADD', KEYS[4], 0, ARGV[i]) end)
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'position', ARGV[3]) end
 return 1
 """
-# Answers many asks. KEYS: meta, values, index of each; ARGV: each packed, as `_packed` does it: identity, the key of
-# stream time, limit, whether reversed, start and end of each span. An answer is packed in the same way: position,
-# stream time (empty: none), for each span how many entries, then their keys and values; nil where there is no view.
+# Answers many asks. KEYS: meta, values, index of each; ARGV: each packed, as `_packed` does it: identity, the keys of
+# three times (stream time, floor, closed to), limit, whether reversed, start and end of each span. An answer is packed
+# in the same way: position, those times (empty: none), for each span how many entries, then their keys and values; nil
+# where there is no view.
 # (One string an ask: Redis and its client need longer for twenty short ones than for finding them.)
 _READ = """
 local answers = {}
@@ -121,7 +122,7 @@ for n = 1, #ARGV do
     answers[n] = false
   else
     put(position)
-    put(redis.call('HGET', values, take()) or '')
+    for _, time in ipairs({take(), take(), take()}) do put(redis.call('HGET', values, time) or '') end
     local limit, is_reversed = take(), take() ~= ''
     while at <= #packed do
       local first, last = take(), take()
@@ -217,7 +218,8 @@ class View:
             raise ValueError(f"An empty changelog range: [{from_offset}, {to_offset})")
         looked_up = self._looked_up(changes)
         lists = [name + keys for name, keys in expiry.lists_of(self._store, to_offset, looked_up)]
-        done, over = self._due(looked_up)
+        done, over, again = self._due(to_offset, looked_up)
+        lists += again
         slices = list(_slices(looked_up))
         with self._client.pipeline(transaction=False) as pipe:
             for i, (indexed, plain, deleted) in enumerate(slices):
@@ -240,24 +242,29 @@ class View:
         is_index = pc.starts_with(changes.column("key"), store_keys.INDEX)
         return changes.filter(pc.invert(is_index)) if pc.any(is_index).as_py() else changes
 
-    def _due(self, changes: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
-        """Lists that are done, and the keys in them that are over: about twice what comes in.
+    def _due(self, to_offset: int, changes: pa.RecordBatch) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Lists that are done, the keys in them that are over, and lists of those that are not yet: about twice what
+        comes in.
 
         Not what these changes write: another writer of the same range may have written it when the deletes arrive.
         """
         obs = stream_time_in(changes)
         if obs is None:
-            return [], []
+            return [], [], []
         most = 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
         found: Any = self._client.zrange(
             self._names.due, b"-", b"(" + expiry.due_before(obs), bylex=True, offset=0, num=most
         )
-        keys = [key for packed in found for key in expiry.keys_in(packed[_NAME_BYTES:])]
-        if not keys:
-            return [], []
+        if not found:
+            return [], [], []
         read: Any = functools.partial(self._client.hmget, self._names.values)
-        over, written = expiry.expired(self._store, obs, keys, read), set(as_list(changes.column("key")))
-        return found, [key for key in over if key not in written]
+        settled = [
+            expiry.settled(self._store, obs, (packed[:_NAME_BYTES], packed[_NAME_BYTES:]), read, (to_offset, n))
+            for n, packed in enumerate(found)
+        ]
+        written = set(as_list(changes.column("key")))
+        over = [key for each in settled for key in each.over if key not in written]
+        return found, over, [name + keys for each in settled for name, keys in each.again]
 
 
 class ViewReader:
@@ -426,16 +433,22 @@ def _unpacked(packed: bytes) -> Iterator[bytes]:
 
 
 def _packed_ask(names: Names, ask: Ask) -> bytes:
-    head = (names.identity, OBS_KEY, b"%d" % ask.limit, b"1" if ask.reverse else b"")
+    head = (names.identity, OBS_KEY, FLOOR_KEY, CLOSED_KEY, b"%d" % ask.limit, b"1" if ask.reverse else b"")
     return _packed([*head, *(bound for span in ask.spans for bound in span)])
 
 
 def _told(packed: bytes) -> Findings:
     """What the script answered."""
     parts = _unpacked(packed)
-    position, packed_obs = next(parts), next(parts)
+    position, obs, floor, closed_to = next(parts), next(parts), next(parts), next(parts)
     found = [[(next(parts), next(parts)) for _ in range(int(count))] for count in parts]
-    return Findings(int(position), unpack_time(packed_obs) if packed_obs else NOT_STARTED, found)
+    return Findings(
+        int(position),
+        unpack_time(obs) if obs else NOT_STARTED,
+        found,
+        unpack_time(floor) if floor else None,
+        unpack_time(closed_to) if closed_to else None,
+    )
 
 
 def _slices(changes: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:

@@ -32,10 +32,20 @@ def expires_after(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
     """For each change (CHANGELOG_SCHEMA) that stream time; NEVER for deletes and for what does not expire."""
     if store.interval_ms is None:
         return np.full(changes.num_rows, NEVER, np.int64)
+    return expires_when(store, own_times(store, changes))
+
+
+def expires_when(store: StoreSpec, times: Int64s) -> Int64s:
+    """The same of entries' own times."""
+    interval_ms = NEVER if store.interval_ms is None else store.interval_ms
+    lives = (times != NEVER) & (times <= NEVER - interval_ms)
+    return np.where(lives, times + interval_ms, NEVER) if lives.any() else np.full(len(times), NEVER)
+
+
+def own_times(store: StoreSpec, changes: pa.RecordBatch) -> Int64s:
+    """The own time of each change; NEVER for deletes and for what has none."""
     keys, values = changes.column("key"), changes.column("value")
-    times = _times_of_identities(values) if store.layout == "identities" else _times(keys, values)
-    lives = (times != NEVER) & (times <= NEVER - store.interval_ms)
-    return np.where(lives, times + store.interval_ms, NEVER) if lives.any() else np.full(len(times), NEVER)
+    return _times_of_identities(values) if store.layout == "identities" else _times(keys, values)
 
 
 def is_timed(key: bytes) -> bool:

@@ -50,11 +50,17 @@ class Ask(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What was there: the entries of each span, as of a changelog position and the operator's stream time then."""
+    """What was there: the entries of each span, as of a changelog position and the operator's stream time then.
+
+    `floor`: entries whose own time is below it are absent. `closed_to`: where windows are closed up to, when that is
+    not stream time less the operator's delay. None: there is no such time (`layouts.reserved`).
+    """
 
     position: int
     stream_time: int
     found: Sequence[Sequence[tuple[bytes, bytes]]]
+    floor: int | None = None
+    closed_to: int | None = None
 
 
 Reading = Generator[list[Ask], Sequence[Findings], T]
@@ -158,11 +164,15 @@ class Form:
     is_end_inclusive: bool = False  # a session or sliding window may still change at the very time it closes at
     is_session: bool = False
 
-    def is_wanted(self, entry: Entry, query: Query, stream_time: int) -> bool:
-        """Whether the entry is there at that stream time, and what the query asks for."""
-        if entry.lives_until < stream_time or (query.is_open and self.is_final(entry, stream_time)):
+    def is_wanted(self, entry: Entry, query: Query, at: Findings) -> bool:
+        """Whether the entry is there as of that moment, and what the query asks for."""
+        if entry.lives_until < at.stream_time or (at.floor is not None and self._own_time(entry) < at.floor):
             return False
-        return self._is_within(entry, query)
+        return not (query.is_open and self.is_final(entry, at)) and self._is_within(entry, query)
+
+    def _own_time(self, entry: Entry) -> int:
+        """What it lives by, where it does not live for ever."""
+        return entry.timestamp if entry.window is None else entry.window[self.is_session]
 
     def _is_within(self, entry: Entry, query: Query) -> bool:
         if entry.key is None:
@@ -175,15 +185,30 @@ class Form:
         start, end = entry.window
         return (end if self.is_session else start) >= query.from_time and start <= query.to_time
 
-    def is_final(self, entry: Entry, stream_time: int) -> bool:
+    def is_final(self, entry: Entry, at: Findings) -> bool:
         """Whether nothing changes the entry any more."""
         if entry.closes_at is None:
             return False
-        return stream_time > entry.closes_at if self.is_end_inclusive else stream_time >= entry.closes_at
+        if at.closed_to is not None and entry.window is not None:
+            return entry.window[1] + self.is_end_inclusive <= at.closed_to
+        return at.stream_time > entry.closes_at if self.is_end_inclusive else at.stream_time >= entry.closes_at
 
-    def same_until(self, entry: Entry, stream_time: int) -> int:
-        """The last stream time (ms), from this one on, at which an entry that is there still is, and is as final."""
-        if entry.closes_at is None or self.is_final(entry, stream_time):
+    def found(self, entry: Entry, partition: int, at: Findings) -> Found:
+        """The entry as of that moment. Where the version before closed further than stream time less the delay, or not
+        as far, `closes_at` is past or to come accordingly.
+        """
+        is_final = self.is_final(entry, at)
+        if at.closed_to is not None and entry.closes_at is not None:
+            first = at.stream_time + 1 - self.is_end_inclusive  # to come
+            closes_at = min(entry.closes_at, first - 1) if is_final else max(entry.closes_at, first)
+            entry = entry._replace(closes_at=closes_at)
+        return Found(entry, partition, is_final)
+
+    def same_until(self, entry: Entry, at: Findings) -> int:
+        """The last stream time (ms), from that moment on, at which an entry that is there still is, and is as final."""
+        if at.closed_to is not None:
+            return at.stream_time
+        if entry.closes_at is None or self.is_final(entry, at):
             return entry.lives_until
         return min(entry.lives_until, entry.closes_at - (not self.is_end_inclusive))
 
@@ -224,18 +249,19 @@ class Few:
         if len(found) > limit:
             return None
         found.sort(key=_WITHIN, reverse=query.reverse)
-        time = findings.stream_time
         items = [
-            Found(_named(entry, query), partition, form.is_final(entry, time))
+            form.found(_named(entry, query), partition, findings)
             for entry in found
-            if form.is_wanted(entry, query, time)
+            if form.is_wanted(entry, query, findings)
         ]
         return Page(items, None, {partition: findings})
 
     def same_until(self, page: Page) -> int:
-        """The last stream time (ms), from the page's on, at which the same store entries give the same page."""
-        time = page.findings[self.ask.partition].stream_time
-        return min([self._form.same_until(found.entry, time) for found in page.items], default=END_OF_TIME)
+        """The last stream time (ms), from the page's on, at which the same store entries, floor and `closed_to` give
+        the same page.
+        """
+        at = page.findings[self.ask.partition]
+        return min([self._form.same_until(found.entry, at) for found in page.items], default=END_OF_TIME)
 
 
 def _read_merged(form: Form, query: Query, partitions: Sequence[int], limit: int, after: Place | None) -> Reading[Page]:
@@ -275,10 +301,15 @@ class Snapshot(StateReader, Protocol):
 
 def look_up(snapshot: Snapshot, ask: Ask) -> Findings:
     """Answer an ask from a snapshot."""
-    packed = snapshot.get(reserved.OBS_KEY)
-    stream_time = reserved.unpack_time(packed) if packed else NOT_STARTED
+    stream_time = reserved.time_at(reserved.OBS_KEY, snapshot)
     found = [snapshot.scan(start, end, ask.limit, reverse=ask.reverse) for start, end in ask.spans]
-    return Findings(snapshot.position, stream_time, found)
+    return Findings(
+        snapshot.position,
+        NOT_STARTED if stream_time is None else stream_time,
+        found,
+        reserved.time_at(reserved.FLOOR_KEY, snapshot),
+        reserved.time_at(reserved.CLOSED_KEY, snapshot),
+    )
 
 
 # ---------------------------------------------------------------- many runs, one order
@@ -350,9 +381,9 @@ class _Merge:
         for run in [run for run in self._runs if run.is_hungry]:
             entries = next(lists[run.partition])
             self._scanned += len(entries)
-            stream_time = findings[run.partition].stream_time
+            at = findings[run.partition]
             for entry in run.feed(entries, asks[0].limit, reverse=self._query.reverse):
-                if self._is_wanted(entry, run.partition, stream_time):
+                if self._is_wanted(entry, run.partition, at):
                     run.found.append(entry)
 
     def collect(self) -> bool:
@@ -366,9 +397,9 @@ class _Merge:
             self._give(run)
         return True
 
-    def _is_wanted(self, entry: Entry, partition: int, stream_time: int) -> bool:
+    def _is_wanted(self, entry: Entry, partition: int, at: Findings) -> bool:
         is_new = self._after is None or self._comes_before(self._after, Place(entry.within, partition))
-        return is_new and self._form.is_wanted(entry, self._query, stream_time)
+        return is_new and self._form.is_wanted(entry, self._query, at)
 
     def _comes_before(self, one: Place, other: Place) -> bool:
         return one > other if self._query.reverse else one < other
@@ -397,8 +428,7 @@ class _Merge:
 
     def _give(self, run: _Run) -> None:
         entry = _named(run.found.popleft(), self._query)
-        is_final = self._form.is_final(entry, self._findings[run.partition].stream_time)
-        self._items.append(Found(entry, run.partition, is_final))
+        self._items.append(self._form.found(entry, run.partition, self._findings[run.partition]))
 
 
 def _named(entry: Entry, query: Query) -> Entry:

@@ -17,8 +17,10 @@ STORE = StoreSpec("job-dedup", "dedup", "key_value", "job-dedup-changelog", "ded
 Entries = Mapping[bytes, int | None]  # store key -> timestamp, None = deleted
 
 
-def open_replica(path: Path, *, store_id: str = "store", lineage: str = "lineage", end: int | None = None) -> Replica:
-    return Replica.open(path, STORE, store_id, lineage, end)
+def open_replica(
+    path: Path, *, store_id: str = "store", lineage: str = "lineage", end: int | None = None, store: StoreSpec = STORE
+) -> Replica:
+    return Replica.open(path, store, store_id, lineage, end)
 
 
 def key(number: int) -> bytes:

@@ -5,18 +5,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.storage import expiry
 from service.storage.replica import Replica
-from service.streams.layouts import reserved
+from service.streams.layouts import reserved, store_keys
+from service.streams.layouts.changelog import change, changelog_of
 from service.streams.records import StoreSpec
-from tests.unit.storage.replicas import INTERVAL_MS, changes, content, held_keys, key, open_replica, value
+from tests.unit.storage.replicas import INTERVAL_MS, STORE, changes, content, held_keys, key, open_replica, value
 
 
 @pytest.fixture
@@ -293,6 +297,82 @@ def test_what_is_alive_is_exactly_what_a_dictionary_holds(
     assert held_keys(replica) == []
     assert content(replica)["expiry"] == []
     replica.close()
+
+
+# ---------------------------------------------------------------- another interval than the one it was noted under
+
+
+LONGER = replace(STORE, interval_ms=500)
+
+
+def test_what_a_longer_interval_keeps_is_noted_once_more(tmp_path: Path) -> None:
+    with closing(open_replica(tmp_path)) as replica:
+        replica.apply(0, 3, changes({key(n): 1_000 for n in range(3)}, obs=1_000))
+    with closing(open_replica(tmp_path, store=LONGER)) as replica:
+        replica.apply(3, 4, changes({key(1): 1_090}, obs=1_200))
+        assert held_keys(replica) == [key(0), key(1), key(2)]
+        replica.apply(4, 5, changes({}, obs=1_501))
+        assert held_keys(replica) == [key(1)]
+        replica.apply(5, 6, changes({}, obs=1_591))
+        assert held_keys(replica) == []
+        assert content(replica)["expiry"] == []
+
+
+def test_a_list_that_does_not_say_its_interval_is_noted_once_more(tmp_path: Path) -> None:
+    with closing(open_replica(tmp_path)) as replica:
+        replica.apply(0, 2, changes({key(1): 1_000, key(2): 1_000}, obs=1_000))
+        with replica._environment.transaction(write=True) as tx:
+            ((name, packed),) = [(bytes(k), bytes(v)) for k, v in tx.cursor(db=replica._environment.expiry)]
+            tx.put(name, packed[:-8], db=replica._environment.expiry)
+    with closing(open_replica(tmp_path, store=LONGER)) as replica:
+        replica.apply(2, 3, changes({}, obs=1_200))
+        replica.apply(3, 4, changes({}, obs=1_500))
+        assert held_keys(replica) == [key(1), key(2)]
+        replica.apply(4, 5, changes({}, obs=1_501))
+        assert held_keys(replica) == []
+
+
+def test_one_apply_notes_no_more_once_more_than_it_looks_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "SLICE_KEYS", 10)
+    with closing(open_replica(tmp_path)) as replica:
+        replica.apply(0, 100, changes({key(n): 1_000 for n in range(100)}, obs=1_000))
+    with closing(open_replica(tmp_path, store=LONGER)) as replica:
+        due = [replica.apply(n, n + 1, changes({}, obs=1_200)) and due_lists(replica, 1_200) for n in range(100, 112)]
+        assert due[:3] == [8, 6, 4]
+        assert due[-1] == 0
+        for n in range(112, 124):
+            replica.apply(n, n + 1, changes({}, obs=1_501))
+        assert held_keys(replica) == []
+
+
+def due_lists(replica: Replica, obs: int) -> int:
+    return len([name for name, _ in content(replica)["expiry"] if name < expiry.due_before(obs)])
+
+
+def test_windows_that_are_to_be_emitted_stay_until_they_are(tmp_path: Path) -> None:
+    """A window of 10 at 0, another at 50; a version that keeps them for 20 has closed neither yet."""
+    windows = replace(STORE, type="window", layout="ordered", interval_ms=20)
+    form = store_keys.ordered_one(b"a")
+    old, new = store_keys.window_key(form, 0), store_keys.window_key(form, 50)
+    index = {start: store_keys.INDEX + start.to_bytes(8) + form for start in (0, 50)}
+    with closing(open_replica(tmp_path, store=windows)) as replica:
+        replica.apply(0, 4, ordered({old: b"o", new: b"n", index[0]: b"", index[50]: b""}, obs=60))
+        replica.apply(4, 5, ordered({}, obs=100))
+        assert {old, new} <= set(held_keys(replica))
+        replica.apply(5, 6, ordered({index[0]: None}, obs=101))  # the first was emitted
+        replica.apply(6, 7, ordered({}, obs=102))
+        assert old not in held_keys(replica)
+        assert new in held_keys(replica)
+        replica.apply(7, 8, ordered({index[50]: None}, obs=103))
+        replica.apply(8, 9, ordered({}, obs=104))
+        assert held_keys(replica) == []
+        assert content(replica)["expiry"] == []
+
+
+def ordered(entries: dict[bytes, bytes | None], obs: int) -> pa.RecordBatch:
+    found = changelog_of([change(name, entry) for name, entry in entries.items()], obs)
+    assert found is not None
+    return found
 
 
 # ---------------------------------------------------------------- scans
