@@ -62,6 +62,7 @@ class Deduplicate:
         self.identity, self.interval_ms = identity, interval_ms
         self.stored: dict[Any, int] = {}
         self.obs = -1
+        self.floor = 0  # a version before has forgotten what is older
 
     def feed(self, record: Record) -> list[Record]:
         """The record, if it goes on."""
@@ -69,10 +70,11 @@ class Deduplicate:
         self.obs = max(self.obs, timestamp)
         if who is None:
             return [record]
-        is_stored = who in self.stored and self.obs - self.stored[who] <= self.interval_ms
+        oldest = max(self.obs - self.interval_ms, self.floor)
+        is_stored = who in self.stored and self.stored[who] >= oldest
         if is_stored and abs(timestamp - self.stored[who]) <= self.interval_ms:
             return []
-        if timestamp >= self.obs - self.interval_ms:
+        if timestamp >= oldest:
             self.stored[who] = timestamp
         return [record]
 

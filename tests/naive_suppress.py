@@ -121,6 +121,11 @@ class Distinct:
         self.seen: set[Any] = set()
         self.sessions: dict[Any, list[tuple[int, int]]] = {}
         self.last = -1  # the last end of a window that took a record
+        self.closed_to = -(2**63)  # what is closed at least: a version before had closed it
+
+    @property
+    def close(self) -> int:
+        return max(self.closed_to, self.obs - closing_delay(self.window))
 
     def feed(self, record: Record) -> list[Record]:
         if record["key"] is None:
@@ -137,13 +142,16 @@ class Distinct:
 
     def horizon(self) -> int | None:
         """The time that closes the last of its windows; None when that is past."""
-        time = self.last + closing_delay(self.window) + (self.window["type"] == "session")
+        is_inclusive = self.window["type"] == "session"
+        if self.last + is_inclusive <= self.close:
+            return None
+        time = self.last + closing_delay(self.window) + is_inclusive
         return time if self.last >= 0 and self.obs < time < 2**63 else None
 
     def tumbling(self, record: Record) -> tuple[int, int] | None:
         size = self.window["size_ms"]
         start = record["timestamp"] // size * size
-        if start + size <= self.obs - closing_delay(self.window):
+        if start + size <= self.close:
             return None
         self.last = max(self.last, start + size)
         if (record["key"], start) in self.seen:
@@ -152,7 +160,7 @@ class Distinct:
         return start, start + size
 
     def session(self, record: Record) -> tuple[int, int] | None:
-        gap, close, at = self.window["gap_ms"], self.obs - closing_delay(self.window), record["timestamp"]
+        gap, close, at = self.window["gap_ms"], self.close, record["timestamp"]
         all_of_key = self.sessions.setdefault(record["key"], [])
         near = [s for s in all_of_key if s[1] >= at - gap and s[0] <= at + gap and s[1] >= close]
         merged = (min([at, *(s[0] for s in near)]), max([at, *(s[1] for s in near)]))

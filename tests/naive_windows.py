@@ -29,6 +29,7 @@ class Aggregate:
         self.obs = self.obs_by_records = -1
         self.groups: dict[Any, Any] = {}  # (key, start, end) -> [states, timestamp]
         self.emitted: set[Any] = set()
+        self.closed_to = -(2**63)  # what is closed at least: a version before had closed it
         self.dropped: list[tuple[str, int]] = []
 
     def feed_or_drop(self, record: Record) -> list[Record]:
@@ -72,6 +73,8 @@ class Aggregate:
         if end is None:
             return False
         close = (self.obs if obs is None else obs) - self.delay
+        if self.obs - self.delay < self.closed_to:
+            close = self.closed_to
         return end < close if self.type in ("session", "sliding") else end <= close
 
     def closed(self) -> list[Record]:

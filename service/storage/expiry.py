@@ -28,7 +28,7 @@ _INTERVAL: Final = struct.Struct("<q")
 Read = Callable[[list[bytes]], Sequence[bytes | None]]
 
 
-class Settled(NamedTuple):
+class ExpiryOutcome(NamedTuple):
     """What a list that was due comes to: keys that are `over`; a list (name, packed keys) of those that are to be
     looked at `again`, where there are any.
     """
@@ -69,7 +69,7 @@ def settled(
     read: Read,
     place: tuple[int, int],
     first_open: int | None = None,
-) -> Settled:
+) -> ExpiryOutcome:
     """What a due list (name, packed keys) comes to at stream time `obs`.
 
     `read` gives entries as they are (None: not there). `place`: the offset at which the range that is applied ends, and
@@ -78,7 +78,7 @@ def settled(
     name, packed = listed
     keys, noted_ms = _unpack(packed)
     if first_open is None and noted_ms == store.interval_ms:
-        return Settled(expired(store, obs, as_list(keys), read), [])
+        return ExpiryOutcome(expired(store, obs, as_list(keys), read), [])
     times = _times_now(store, keys, read)
     after = expires_when(store, times)
     is_kept = (after >= obs) | (times >= (NEVER if first_open is None else first_open))
@@ -91,7 +91,7 @@ def settled(
     if len(again):
         due = _name(max(int(after[again].max()), obs), place[0], _AGAIN + place[1])
         lists.append((due, _pack(keys.take(pa.array(again)), store.interval_ms or 0)))
-    return Settled(as_list(keys.filter(pa.array(~is_kept))), lists)
+    return ExpiryOutcome(as_list(keys.filter(pa.array(~is_kept))), lists)
 
 
 def _times_now(store: StoreSpec, keys: pa.Array, read: Read) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -136,6 +136,11 @@ LATENESS: Final = Spread(
 WINDOW_DROPS: Final = (
     Drops(("late", "closed_idle"), "late_record_drop", "Records dropped for a window that had closed, once per window"),
     Drops(("expired",), "expired_window_record_drop", "Records dropped for a window that the store had expired"),
+    Drops(
+        ("before_version",),
+        "before_version_record_drop",
+        "Records dropped for a window that begins before the store did, once per window",
+    ),
 )
 
 

@@ -81,6 +81,7 @@ SESSIONS = {
     "record_lateness_ms_max": 4_000,
     "late_record_drop_total": 1,
     "expired_window_record_drop_total": 0,
+    "before_version_record_drop_total": 0,
 }
 # Reaches suppress: [1000, 1000] of a; [1200, 1200] of b; the tombstone of a's and [1000, 1100]; [6000, 6000] of b,
 # at which what ended at 1000 (a tombstone), 1100 and 1200 leaves; [5500, 5500] of c, which stays.

@@ -11,11 +11,23 @@ _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
 
 
 @nb.njit(
-    nb.void(_INT32S, _INT64S, _INT64S, _INT64S, nb.int64, nb.int64[::1], nb.int64[::1], nb.bool_[::1], nb.bool_[::1]),
+    nb.void(
+        _INT32S,
+        _INT64S,
+        _INT64S,
+        _INT64S,
+        nb.int64,
+        nb.int64,
+        nb.int64[::1],
+        nb.int64[::1],
+        nb.bool_[::1],
+        nb.bool_[::1],
+    ),
     cache=True,
 )
-def deduplicate(ids, timestamps, running, words, interval, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
+def deduplicate(ids, timestamps, running, words, interval, floor, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
     """For each record: ids[i] < 0 has no identity; running[i] is stream time including it; words[i] is its origin.
+    Nothing is stored for longer than `interval`, nor below `floor`.
 
     Reads and writes stamps, origins (the stored timestamp and origin of each id, ABSENT = none) and sets
     changed[id] where they moved and forward[i] where the record goes on. Times are never negative, so no
@@ -26,7 +38,7 @@ def deduplicate(ids, timestamps, running, words, interval, stamps, origins, chan
         forward[i] = True
         if one < 0:
             continue
-        timestamp, oldest = timestamps[i], running[i] - interval
+        timestamp, oldest = timestamps[i], max(running[i] - interval, floor)
         stored = stamps[one]
         if stored != ABSENT and stored >= oldest and abs(timestamp - stored) <= interval:
             forward[i] = False

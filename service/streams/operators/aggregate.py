@@ -19,8 +19,9 @@ from service.streams.errors import AggregateFailed, Problem
 from service.streams.inputs import NO_CAUSE, Origins
 from service.streams.kernels import windows as kernel
 from service.streams.layouts.changelog import changelog_of
-from service.streams.layouts.reserved import stream_time
+from service.streams.layouts.reserved import BEGINS_KEY, stream_time, time_at
 from service.streams.operators.aggregate_layouts import next_layouts
+from service.streams.operators.closed_to import ClosedTo
 from service.streams.operators.closing import say_why
 from service.streams.operators.declaration import FanOut, Kept, StatefulSpec, operator
 from service.streams.operators.entry_columns import State
@@ -33,7 +34,15 @@ from service.streams.operators.installed_aggregators import aggregator_named, ha
 from service.streams.operators.into_sessions import IntoSessions
 from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
-from service.streams.operators.keyed import Keyed, RecordTime, dropped_late, last_end, last_end_after
+from service.streams.operators.keyed import (
+    BEFORE_VERSION,
+    Keyed,
+    RecordTime,
+    dropped_late,
+    last_end,
+    last_end_after,
+)
+from service.streams.operators.late_sessions import begun
 from service.streams.operators.map_values import FieldName
 from service.streams.operators.step import Evaluated, OnError, Rest, Step, TooMany, evaluate_for
 from service.streams.operators.stored_results import StoredResults
@@ -73,12 +82,14 @@ _NUMBERS: Final = frozenset({"count", "sum", "mean"})  # functions whose values 
 
 
 class _Move(NamedTuple):
-    """Where stream time is after a step; why what is closed behind its rows closed, and the ordinal of the cause.
+    """Where stream time is after a step, and up to where windows are `closed` then; why what is closed behind its rows
+    closed, and the ordinal of the cause.
 
     `is_on_its_way`: time comes so far by that record, which is still to come.
     """
 
     to: int
+    closed: int
     reason: CloseReason
     cause: int
     is_on_its_way: bool = False
@@ -223,15 +234,16 @@ class Aggregate:
         """The results of the windows that close first on the way to a stream time, as many as one step lets go."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
         results = self._evaluated(keyed.rows).results
-        to = max(keyed.before, to)
-        due = self._due_at_once(state, to)
+        to, closing = max(keyed.before, to), self._closing(keyed.before, state)
+        closed = closing.at(to)
+        due = self._due_at_once(state, closed)
         if due.next_time is not None:
             # Windows of one size and one start may close in any parts: their order is that of their index.
             due = due.whole_moments(state) if self.is_end_inclusive else due
-            to = max(keyed.before, int(due.times[-1]) + self.index_lag_ms)
-        step = self._run(
-            keyed, results, state, due, _Move(to, reason, cause, is_on_its_way=reason == "stream_time"), []
-        )
+            closed = max(closing.was, int(due.times[-1]) + self.index_lag_ms)
+            to = max(keyed.before, closed + self.delay_ms) if closed > closing.was else keyed.before
+        move = _Move(to, closed, reason, cause, is_on_its_way=reason == "stream_time")
+        step = self._run(keyed, results, state, due, closing, move, [])
         return step if due.next_time is None else replace(step, rest=Rest(keyed.rows, cause))
 
     def _process(self, rows: pa.RecordBatch, state: StateReader) -> Step:
@@ -239,11 +251,13 @@ class Aggregate:
         admitted, dropped = self._admitted(rows)
         done = self._evaluated(admitted)
         keyed = Keyed.of(self.name, done.rows, state)
-        due = self._due_at_once(state, keyed.now) if keyed.rows.num_rows else Due.of(state, 0)
+        closing = self._closing(keyed.before, state)
+        closed = closing.at(keyed.now) if keyed.rows.num_rows else closing.was
+        due = self._due_at_once(state, closed) if keyed.rows.num_rows else Due.of(state, 0)
         if due.next_time is not None:
-            raise TooMany(int(np.searchsorted(keyed.running, due.times[-1] + self.index_lag_ms)))
-        move = _Move(keyed.now, "stream_time", NO_CAUSE)
-        return self._run(keyed, done.results, state, due, move, [*dropped, *done.dropped])
+            raise TooMany(int(np.searchsorted(closing.at_each(keyed.running), due.times[-1] + self.index_lag_ms)))
+        move = _Move(keyed.now, closed, "stream_time", NO_CAUSE)
+        return self._run(keyed, done.results, state, due, closing, move, [*dropped, *done.dropped])
 
     def _close_first(self, rows: pa.RecordBatch, state: StateReader) -> Step:
         """The first part of what the first row closes."""
@@ -269,13 +283,17 @@ class Aggregate:
         found = self._evaluated(self._admitted(numbered)[0]).rows
         return int(found.column("ordinal")[count].as_py())
 
-    def _closed_by(self, state: StateReader, now: int, limit: int) -> Due:
-        """The open windows that are closed at a stream time."""
-        return Due.of(state, now - self.index_lag_ms + 1 if self.is_final else 0, limit)
+    def _closing(self, now: int, state: StateReader) -> ClosedTo:
+        """How far windows are closed at stream time `now`; without windows there is nothing to close."""
+        return ClosedTo(0, now, None) if self.window is None else ClosedTo.of(self.delay_ms, now, state)
 
-    def _due_at_once(self, state: StateReader, now: int) -> Due:
+    def _closed_by(self, state: StateReader, close: int, limit: int) -> Due:
+        """The windows that are to be emitted when so much is closed."""
+        return Due.of(state, close - self.index_lag_ms + 1 if self.is_final else 0, limit)
+
+    def _due_at_once(self, state: StateReader, close: int) -> Due:
         """No more of them than are to be closed at once: less where they hold much."""
-        due = self._closed_by(state, now, self.at_once)
+        due = self._closed_by(state, close, self.at_once)
         if not self.aggregates.has_objects or len(due.times) <= _SAMPLED:
             return due
         some = range(0, len(due.times), len(due.times) // _SAMPLED)
@@ -288,11 +306,13 @@ class Aggregate:
         last = last_end(state)
         if self.window is None or last is None:
             return None
-        time, now = last + self.delay_ms + self.is_end_inclusive, stream_time(state)
-        if now < time <= MAX_INT64:
-            return time
-        # A row that had closed a part of what it closes may have been skipped: the rest is due already.
-        return now if self.is_final and len(self._closed_by(state, now, 1).times) else None
+        now = stream_time(state)
+        closing, open_to = self._closing(now, state), last + self.is_end_inclusive
+        if closing.was < open_to and now < open_to + self.delay_ms <= MAX_INT64:
+            return open_to + self.delay_ms
+        # A row that had closed a part of what it closes may have been skipped, or a lower delay closes more without
+        # one: the rest is due already.
+        return now if self.is_final and len(self._closed_by(state, closing.at(now), 1).times) else None
 
     def _admitted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Dropped]]:
         """The records that pass the null check: only these are looked at, and move stream time."""
@@ -322,6 +342,7 @@ class Aggregate:
         results: pa.RecordBatch,
         state: StateReader,
         due: Due,
+        closing: ClosedTo,
         move: _Move,
         dropped: list[Dropped],
     ) -> Step:
@@ -329,10 +350,15 @@ class Aggregate:
         time = RecordTime.of(keyed, state)
         if move.is_on_its_way:
             time = replace(time, before=move.to)
+        begins_at = None if self.window is None else time_at(BEGINS_KEY, state)
         is_kept = keyed.keys.is_valid()
+        if begins_at is not None and self.is_session:
+            is_kept, early = begun(self.name, keyed, closing, time.running, begins_at)
+            dropped = [*dropped, *early]
         rows, running, by_records, results = _kept(is_kept, keyed.rows, keyed.running, time.running, results)
+        feed = Feed(rows, closing.at_each(running), closing.was, move.closed, due, begins_at)
         try:
-            gathered = self.gatherer.gather(Feed(rows, running, keyed.before, move.to, due), state)
+            gathered = self.gatherer.gather(feed, state)
             said = _Said.all_of(gathered, is_final=self.is_final, is_net=self.is_net)
             inputs = self.aggregates.inputs(results, rows)
             out = self.aggregates.fold(said.events, inputs, rows, gathered.state, said.count)
@@ -341,13 +367,20 @@ class Aggregate:
         except AggregateFailed as error:
             error.row = int(np.flatnonzero(is_kept)[error.row])
             raise
-        forward = self._closings(keyed, gathered, move) if self.is_final else self._updates(rows, gathered, said, out)
+        forward = (
+            self._closings(keyed, closing, gathered, move)
+            if self.is_final
+            else self._updates(rows, gathered, said, out)
+        )
         changes = [
             *gathered.writer.changes(self.aggregates.stored(gathered.state)),
             *time.changes(move.to),
+            *closing.changes(move.to, move.closed),
             *last_end_after(gathered.updates.ends, state),
         ]
-        late = self._late(rows, running, gathered, by_records, state, is_ahead=time.is_stored)
+        late = self._late(
+            feed, running, gathered, closing.at_each_by(by_records, running), state, is_ahead=time.is_stored
+        )
         return Step(
             forward,
             changelog_of(changes, move.to if move.to != keyed.before else None),
@@ -373,11 +406,12 @@ class Aggregate:
             rows.column("ordinal").take(causes),
         )
 
-    def _closings(self, keyed: Keyed, gathered: Gathered, move: _Move) -> pa.RecordBatch:
+    def _closings(self, keyed: Keyed, closing: ClosedTo, gathered: Gathered, move: _Move) -> pa.RecordBatch:
         """The results of windows that closed (TASK_SCHEMA), by the record that moved stream time past their close."""
         closed = gathered.closed
         state, ends = taken(gathered.state, closed), gathered.ends[closed]
-        causes = np.searchsorted(keyed.running - self.delay_ms, ends, side="right" if self.is_end_inclusive else "left")
+        closes = closing.at_each(keyed.running)
+        causes = np.searchsorted(closes, ends, side="right" if self.is_end_inclusive else "left")
         ordinals = np.append(keyed.rows.column("ordinal").to_numpy(), move.cause)[causes]
         return self._records(
             gathered.keys.plain.take(pa.array(gathered.slot_keys[closed])),
@@ -407,7 +441,7 @@ class Aggregate:
 
     def _late(
         self,
-        rows: pa.RecordBatch,
+        feed: Feed,
         running: Int64s,
         gathered: Gathered,
         by_records: Int64s,
@@ -415,18 +449,23 @@ class Aggregate:
         *,
         is_ahead: bool,
     ) -> list[Dropped]:
-        """Records that came too late, once per window; those that only idle close or flush made late say so.
+        """Records that came too late, once per window; those that only idle close or flush made late say so, and those
+        of windows that began before the store did.
 
-        `is_ahead`: stream time was, when the batch began, of what records alone make of it.
+        `by_records`: what would be closed to each row by records alone. `is_ahead`: stream time was, when the batch
+        began, of what records alone make of it.
         """
+        early = list[Dropped]()
+        if len(gathered.missed):
+            early.append(Dropped(self.name, BEFORE_VERSION, feed.rows.take(pa.array(gathered.missed))))
         if not len(gathered.dropped):
-            return []
-        dropped = rows.take(pa.array(gathered.dropped))
-        closes, ends = by_records[gathered.dropped] - self.delay_ms, gathered.dropped_ends
+            return early
+        dropped = feed.rows.take(pa.array(gathered.dropped))
+        closes, ends = by_records[gathered.dropped], gathered.dropped_ends
         if is_ahead:
             ends = self.gatherer.ends_reached(dropped, ends, closes, running[gathered.dropped], state)
         would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
-        return dropped_late(self.name, dropped, np.ones(len(ends), np.bool_), would_be_open)
+        return [*early, *dropped_late(self.name, dropped, np.ones(len(ends), np.bool_), would_be_open)]
 
 
 class _Said:

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import clock, measures
-from service.streams.clock import END_OF_TIME
+from service.streams.clock import END_OF_TIME, NOT_STARTED
 from service.streams.expressions import Expression
 from service.streams.inputs import Origins
 from service.streams.kernels import deduplicate as kernel
 from service.streams.layouts import identities
 from service.streams.layouts.changelog import sorted_changelog
-from service.streams.layouts.reserved import stream_time
+from service.streams.layouts.reserved import FLOOR_KEY, stream_time, time_at
 from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import Duration, TextExpression, admitted
 from service.streams.operators.select_key import as_bytes
@@ -124,7 +124,7 @@ class Deduplicate:
     ) -> Step:
         ids, distinct = found
         entries = _Entries(distinct, state)
-        obs = stream_time(state)
+        obs, floor = stream_time(state), time_at(FLOOR_KEY, state)
         timestamps = rows.column("timestamp").to_numpy()
         running = clock.observe(obs, timestamps)
         forward = np.empty(len(ids), np.bool_)
@@ -134,6 +134,7 @@ class Deduplicate:
             running,
             words,
             self.interval_ms,
+            NOT_STARTED if floor is None else floor,
             entries.stamps,
             entries.origins,
             entries.changed,

@@ -22,11 +22,19 @@ from service.streams.kernels import distinct as kernel
 from service.streams.layouts import store_keys
 from service.streams.layouts.changelog import changelog_of
 from service.streams.layouts.entries import EntryCodec
-from service.streams.layouts.reserved import stream_time
+from service.streams.layouts.reserved import BEGINS_KEY, stream_time, time_at
+from service.streams.operators.closed_to import ClosedTo
 from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64
-from service.streams.operators.keyed import Flags, Keyed, RecordTime, dropped_late, last_end, last_end_after
-from service.streams.operators.late_sessions import ends_reached
+from service.streams.operators.keyed import (
+    BEFORE_VERSION,
+    Keyed,
+    RecordTime,
+    dropped_late,
+    last_end,
+    last_end_after,
+)
+from service.streams.operators.late_sessions import begun, ends_reached
 from service.streams.operators.step import OnError, Step
 from service.streams.operators.upstream import Upstream
 from service.streams.operators.windows import (
@@ -49,6 +57,7 @@ Part = tuple[pa.Array, pa.Array]  # store keys and values
 
 _ABSENT: Final = b""
 _PAST_ALL: Final = b"\xff" * 9  # behind all times
+_MISSED: Final = np.uint8(3)  # beside the verdicts of the kernel: the window begins before the store did
 _ENTRIES = EntryCodec(["<i8"])  # the timestamp of a window's first record, of a session's last
 
 
@@ -105,14 +114,15 @@ class _Stamps:
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """Records with a key that can be stored: `ids` into `keys` (ordered form); `closes`: what ended before it, or for
-    tumbling windows then, is closed to a record.
+    """Records with a key that can be stored: `ids` into `keys` (ordered form); `running`: stream time as each sees it;
+    `closes`: what ended before it, or for tumbling windows then, is closed to a record.
     """
 
     rows: pa.RecordBatch
     ids: Int64s
     keys: pa.Array
     timestamps: Int64s
+    running: Int64s
     closes: Int64s
 
 
@@ -141,25 +151,31 @@ class Distinct:
         keyed = Keyed.of(self.name, rows, state)
         time = RecordTime.of(keyed, state)
         is_kept = keyed.keys.is_valid()
-        arrivals = _arrivals(keyed, is_kept, self.delay_ms)
+        closing, begins_at = ClosedTo.of(self.delay_ms, keyed.before, state), time_at(BEGINS_KEY, state)
+        early = list[Dropped]()
+        if begins_at is not None and self.is_end_inclusive:
+            is_kept, early = begun(self.name, keyed, closing, time.running, begins_at)
+        arrivals = _arrivals(keyed, is_kept, closing)
         if isinstance(self.window, SessionWindow):
             judged = _judge_sessions(arrivals, self.window.gap_ms, state)
         else:
-            judged = _judge_windows(arrivals, self.window.size_ms, state)
-        dropped = self._dropped(arrivals, judged, time, is_kept.to_numpy(zero_copy_only=False), state)
+            judged = _judge_windows(arrivals, self.window.size_ms, state, begins_at)
+        by_records = closing.at_each_by(time.running, keyed.running)[is_kept.to_numpy(zero_copy_only=False)]
+        dropped = self._dropped(arrivals, judged, by_records, state, is_ahead=time.is_stored)
         parts = [
             *judged.entries,
             *time.changes(keyed.now),
-            *last_end_after(judged.ends[judged.verdicts != kernel.LATE], state),
+            *closing.changes(keyed.now, closing.at(keyed.now) if keyed.rows.num_rows else closing.was),
+            *last_end_after(judged.ends[judged.verdicts < kernel.LATE], state),
         ]
         changes = changelog_of(parts, keyed.now if keyed.now != keyed.before else None)
-        return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *dropped], keyed.lateness)
+        return Step(_first(arrivals.rows, judged), changes, [*keyed.dropped, *early, *dropped], keyed.lateness)
 
     def advance(self, to: int, state: StateReader, reason: CloseReason, cause: int = NO_CAUSE) -> Step:
         """Nothing comes out, but what is closed by then takes no more records."""
         keyed = Keyed.of(self.name, empty(TASK_SCHEMA), state)
-        now = max(keyed.before, to)
-        parts = RecordTime.of(keyed, state).changes(now)
+        now, closing = max(keyed.before, to), ClosedTo.of(self.delay_ms, keyed.before, state)
+        parts = [*RecordTime.of(keyed, state).changes(now), *closing.changes(now, closing.at(now))]
         return Step(keyed.rows, changelog_of(parts, now if now != keyed.before else None))
 
     def horizon(self, state: StateReader) -> int | None:
@@ -167,39 +183,43 @@ class Distinct:
         last = last_end(state)
         if last is None:
             return None
-        time = last + self.delay_ms + self.is_end_inclusive
-        return time if stream_time(state) < time <= MAX_INT64 else None
+        now, open_to = stream_time(state), last + self.is_end_inclusive
+        is_open = ClosedTo.of(self.delay_ms, now, state).was < open_to
+        return open_to + self.delay_ms if is_open and now < open_to + self.delay_ms <= MAX_INT64 else None
 
     def _dropped(
-        self, arrivals: _Arrivals, judged: _Judged, time: RecordTime, is_kept: Flags, state: StateReader
+        self, arrivals: _Arrivals, judged: _Judged, closes: Int64s, state: StateReader, *, is_ahead: bool
     ) -> list[Dropped]:
-        """Duplicates, and what came too late: also where time was moved without a record."""
-        rows, closes, ends = arrivals.rows, time.running[is_kept] - self.delay_ms, judged.ends.copy()
-        is_duplicate, is_late = judged.verdicts == kernel.DUPLICATE, judged.verdicts == kernel.LATE
-        if time.is_stored and isinstance(self.window, SessionWindow) and is_late.any():
-            running = arrivals.closes[is_late] + self.delay_ms
+        """Duplicates, and what came too late: also where time was moved without a record, or for windows of a time
+        before the store's.
+
+        `closes`: what would be closed to each by records alone. `is_ahead`: stream time was of what these make of it.
+        """
+        rows, ends = arrivals.rows, judged.ends.copy()
+        is_late = judged.verdicts == kernel.LATE
+        if is_ahead and isinstance(self.window, SessionWindow) and is_late.any():
             late_rows = rows.filter(pa.array(is_late))
-            ends[is_late] = ends_reached(late_rows, closes[is_late], running, self.window, state)
+            ends[is_late] = ends_reached(late_rows, closes[is_late], arrivals.running[is_late], self.window, state)
         would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
-        late = dropped_late(self.name, rows, is_late, would_be_open)
-        if not is_duplicate.any():
-            return late
-        return [Dropped(self.name, "duplicate", rows.filter(pa.array(is_duplicate))), *late]
+        others = {"duplicate": judged.verdicts == kernel.DUPLICATE, BEFORE_VERSION: judged.verdicts == _MISSED}
+        dropped = [Dropped(self.name, reason, rows.filter(pa.array(of))) for reason, of in others.items() if of.any()]
+        return [*dropped, *dropped_late(self.name, rows, is_late, would_be_open)]
 
 
-def _arrivals(keyed: Keyed, is_kept: pa.BooleanArray, delay_ms: int) -> _Arrivals:
-    rows = keyed.rows.filter(is_kept)
+def _arrivals(keyed: Keyed, is_kept: pa.BooleanArray, closing: ClosedTo) -> _Arrivals:
+    rows, running = keyed.rows.filter(is_kept), keyed.running[is_kept.to_numpy(zero_copy_only=False)]
     encoded = keyed.keys.filter(is_kept).dictionary_encode()
     return _Arrivals(
         rows=rows,
         ids=encoded.indices.to_numpy().astype(np.int64),
         keys=store_keys.ordered(encoded.dictionary),
         timestamps=rows.column("timestamp").to_numpy(),
-        closes=keyed.running[is_kept.to_numpy(zero_copy_only=False)] - delay_ms,
+        running=running,
+        closes=closing.at_each(running),
     )
 
 
-def _judge_windows(arrivals: _Arrivals, size_ms: int, state: StateReader) -> _Judged:
+def _judge_windows(arrivals: _Arrivals, size_ms: int, state: StateReader, begins_at: int | None) -> _Judged:
     starts = arrivals.timestamps // size_ms * size_ms
     is_past_time = starts > MAX_INT64 - size_ms  # it ends where no stream time comes
     ends = np.where(is_past_time, MAX_INT64, starts + size_ms)
@@ -214,7 +234,10 @@ def _judge_windows(arrivals: _Arrivals, size_ms: int, state: StateReader) -> _Ju
     was_seen = np.array([value != _ABSENT for value in found], np.bool_)
     is_seen, verdicts = was_seen.copy(), np.empty(len(starts), np.uint8)
     ids = encoded.indices.to_numpy().astype(np.int64)
-    kernel.first_of_windows(ids, (ends <= arrivals.closes) & ~is_past_time, is_seen, verdicts)
+    is_late = (ends <= arrivals.closes) & ~is_past_time
+    is_missed = ~is_late & (starts < (0 if begins_at is None else begins_at))
+    kernel.first_of_windows(ids, is_late | is_missed, is_seen, verdicts)
+    verdicts[is_missed] = _MISSED
     first = np.flatnonzero(verdicts == kernel.FIRST)
     entry = keys.take(pa.array(ids[first])), _ENTRIES.pack([arrivals.timestamps[first]])
     return _Judged(verdicts, starts, ends, [entry])

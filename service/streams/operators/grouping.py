@@ -26,6 +26,7 @@ Flags = npt.NDArray[np.bool_]
 Changes = list[tuple[pa.Array, pa.Array]]  # store keys and values (binary, null = deleted), in any order
 
 NO_SLOTS = np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int32)
 MAX_EVENTS: Final = 1 << 22  # of one batch, some 100 bytes each; one that would have more is cut
 
 
@@ -97,16 +98,19 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Records with a key that can be stored (TASK_SCHEMA), and stream time as each sees it, itself included.
+    """Records with a key that can be stored (TASK_SCHEMA), and what is closed to each: all that ends before that time,
+    of tumbling and hopping windows also what ends then.
 
-    `before`, `after`: stream time as the batch found it, and as it leaves it. `due`: what may close then.
+    `was_close`, `close`: what is closed as the batch found it, and as it leaves it. `due`: what may close then.
+    `begins_at`: where the store began anew (None: it did not); windows that begin before it take no records.
     """
 
     rows: pa.RecordBatch
-    running: Int64s
-    before: int
-    after: int
+    closes: Int64s
+    was_close: int
+    close: int
     due: Due
+    begins_at: int | None = None
 
     @property
     def timestamps(self) -> Int64s:
@@ -139,7 +143,8 @@ class Gathered:
 
     Per slot: the key, the window after the batch, the window before it (start below 0: it was not there), the state
     before it. Events and updates in order. `dropped`: rows, once per window that does not take them any more, and
-    the ends of these windows. `closed`: the slots of windows that closed, in the order in which they did.
+    the ends of these windows. `closed`: the slots of windows that closed, in the order in which they did. `missed`:
+    rows, once per window that does not take them as it begins before the store did.
     """
 
     keys: Keys
@@ -157,6 +162,7 @@ class Gathered:
     dropped_ends: Int64s
     writer: Writer
     closed: Int64s = field(default_factory=lambda: NO_SLOTS)
+    missed: Int32s = field(default_factory=lambda: NO_ROWS)
 
 
 class Gatherer(Protocol):

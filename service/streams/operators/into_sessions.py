@@ -43,7 +43,7 @@ from service.streams.operators.grouping import (
     spans,
 )
 from service.streams.operators.late_sessions import ends_reached
-from service.streams.operators.windows import SessionWindow, closing_delay_ms
+from service.streams.operators.windows import SessionWindow
 from service.streams.records import StateReader
 
 MOST_HOT: Final = 32  # sessions that stay packed, where twice as many were too many
@@ -55,17 +55,17 @@ class IntoSessions:
 
     def __init__(self, aggregates: FunctionColumns, window: SessionWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final, self._window = aggregates, is_final, window
-        self._gap, self._delay = window.gap_ms, closing_delay_ms(window)
+        self._gap = window.gap_ms
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record joins, merges or begins a session."""
-        was_close, close = feed.before - self._delay, feed.after - self._delay
+        was_close, close = feed.was_close, feed.close
         keys, ids, _ = keys_of(feed.rows.column("key"), feed.due.keys)
         packed = state.get_many(as_list(store_keys.plain_keys(store_keys.HOT, keys.ordered)), _NOT_THERE)
         hot = self._aggregates.codec.unpack_sessions(packed)
         cold = self._cold(feed, keys, ids, hot, was_close, close, state)
         stored = _Stored.of(hot, cold, np.bincount(ids, minlength=len(keys)))
-        run = _Run(feed, ids, self._gap, self._delay, stored)
+        run = _Run(feed, ids, self._gap, stored)
         settled = _Settled(run, stored, close)
         columns = [
             np.concatenate([own, new])
@@ -220,7 +220,7 @@ class _Stored:
 class _Run:
     """The kernel's work on a batch, and what it left behind: per slot, events, updates."""
 
-    def __init__(self, feed: Feed, ids: Int32s, gap: int, delay: int, stored: _Stored) -> None:
+    def __init__(self, feed: Feed, ids: Int32s, gap: int, stored: _Stored) -> None:
         were, most = len(stored), len(stored) + len(ids)
         self.lengths, self.order = stored.lengths.copy(), stored.order
         keys, starts, ends = np.empty(most, np.int32), np.empty(most, np.int64), np.empty(most, np.int64)
@@ -235,7 +235,7 @@ class _Run:
         count, happened, said, lost = kernel.sessions(
             ids,
             feed.timestamps,
-            feed.running - delay,
+            feed.closes,
             gap,
             stored.begins,
             self.lengths,

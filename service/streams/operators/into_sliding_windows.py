@@ -13,10 +13,13 @@ import pyarrow as pa
 
 from service.streams.kernels import sliding as kernel
 from service.streams.layouts import store_keys
+from service.streams.layouts.changelog import change
 from service.streams.layouts.entries import Column
+from service.streams.layouts.reserved import FLOOR_KEY, pack_time, time_at
 from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
+    NO_ROWS,
     NO_SLOTS,
     Changes,
     Feed,
@@ -42,19 +45,25 @@ class IntoSlidingWindows:
 
     def __init__(self, aggregates: FunctionColumns, window: SlidingWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final = aggregates, is_final
-        self._difference, self._grace = window.time_difference_ms, window.grace_ms
+        self._difference = window.time_difference_ms
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record into the windows around it, making those that it needs."""
-        close = feed.after - self._grace
         keys, ids, due_ids = keys_of(feed.rows.column("key"), feed.due.keys)
         stored = self._stored(feed, keys, ids, due_ids, feed.due.times, state)
         slots = self._slots(feed, ids, stored)
         present, columns = stored.spread(slots)
         was_starts = np.where(present, slots.starts, -1)
-        run = _Run(feed, ids, slots, self._difference, self._grace, present, columns[0])
+        run = _Run(feed, ids, slots, self._difference, present, columns[0])
         writer = _Windows(
-            self._aggregates, keys, slots, run.changed, was_starts, feed.due.index if self._is_final else None, close
+            self._aggregates,
+            keys,
+            slots,
+            run.changed,
+            was_starts,
+            feed.due.index if self._is_final else None,
+            feed.close,
+            _hidden_before(feed.begins_at, state),
         )
         updates = Updates(
             run.update_rows,
@@ -63,6 +72,7 @@ class IntoSlidingWindows:
             slots.ends[run.slots[run.update_events]],
             run.update_events,
         )
+        updates, missed = _begun(updates, feed)
         return Gathered(
             keys=keys,
             slot_keys=slots.keys,
@@ -78,7 +88,8 @@ class IntoSlidingWindows:
             dropped=run.dropped,
             dropped_ends=run.dropped_ends,
             writer=writer,
-            closed=self._closed(slots, run.present, feed.before - self._grace, close),
+            closed=self._closed(slots, run.present, feed),
+            missed=missed,
         )
 
     def ends_reached(
@@ -136,10 +147,13 @@ class IntoSlidingWindows:
             stored=places[2 * count : 2 * count + kept],
         )
 
-    def _closed(self, slots: _Slots, present: Flags, was_close: int, close: int) -> Int64s:
+    def _closed(self, slots: _Slots, present: Flags, feed: Feed) -> Int64s:
         if not self._is_final:
             return NO_SLOTS
-        closed = np.flatnonzero(present & (slots.ends >= was_close) & (slots.ends < close))
+        is_closed = present & (slots.ends >= feed.was_close) & (slots.ends < feed.close)
+        if feed.begins_at is not None:
+            is_closed &= slots.starts >= feed.begins_at
+        closed = np.flatnonzero(is_closed)
         return closed[np.lexsort((slots.keys[closed], slots.starts[closed]))]
 
 
@@ -182,9 +196,7 @@ class _Slots:
 class _Run:
     """The kernel's work on a batch, and what it left behind."""
 
-    def __init__(
-        self, feed: Feed, ids: Int32s, slots: _Slots, difference: int, grace: int, present: Flags, stamps: Int64s
-    ) -> None:
+    def __init__(self, feed: Feed, ids: Int32s, slots: _Slots, difference: int, present: Flags, stamps: Int64s) -> None:
         begins = np.searchsorted(slots.keys, np.arange(int(slots.keys.max(initial=-1)) + 2))
         room = checked(slots.rights - slots.lefts + 4)
         self.present, self.changed, counts = present.copy(), np.zeros(len(present), np.bool_), np.zeros(3, np.int64)
@@ -198,7 +210,7 @@ class _Run:
         kernel.slide(
             ids,
             feed.timestamps,
-            feed.running - grace,
+            feed.closes,
             difference,
             begins,
             slots.starts,
@@ -227,7 +239,9 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Writes an entry per window that changed; `due`: index keys that are done with, None where there is no index."""
+    """Writes an entry per window that changed; `due`: index keys that are done with, None where there is no index;
+    `floor`: the store's, where it changes.
+    """
 
     aggregates: FunctionColumns
     keys: Keys
@@ -236,16 +250,44 @@ class _Windows:
     was_starts: Int64s
     due: list[bytes] | None
     close: int
+    floor: Changes
 
     def changes(self, columns: list[Column]) -> Changes:
         """The entries that changed, and the index."""
         changed = np.flatnonzero(self.is_changed)
         ordered = self.keys.ordered.take(pa.array(self.slots.keys[changed]))
         places = store_keys.window_keys(ordered, self.slots.starts[changed])
-        entries = [(places, self.aggregates.codec.pack([column[changed] for column in columns]))]
+        entries = [(places, self.aggregates.codec.pack([column[changed] for column in columns])), *self.floor]
         if self.due is None:
             return entries
         is_new = self.is_changed & (self.was_starts < 0) & (self.slots.ends >= self.close)
         new = np.flatnonzero(is_new)
         index = store_keys.index_keys(self.slots.starts[new], self.keys.ordered.take(pa.array(self.slots.keys[new])))
         return [*entries, noted(index), deleted(self.due)]
+
+
+def _begun(updates: Updates, feed: Feed) -> tuple[Updates, Int32s]:
+    """The updates of windows that began in the store's time, and the rows for which others have no room.
+
+    Windows that began before are gathered as all are, as later ones take over what is in them; but nobody sees them.
+    """
+    if feed.begins_at is None:
+        return updates, NO_ROWS
+    is_begun = updates.starts >= feed.begins_at
+    is_missed = ~is_begun & (updates.starts <= feed.timestamps[updates.rows])
+    kept = Updates(
+        updates.rows[is_begun],
+        updates.slots[is_begun],
+        updates.starts[is_begun],
+        updates.ends[is_begun],
+        updates.events[is_begun],
+    )
+    return kept, updates.rows[is_missed]
+
+
+def _hidden_before(begins_at: int | None, state: StateReader) -> Changes:
+    """The floor that hides from lookups what began before."""
+    if begins_at is None:
+        return []
+    floor = time_at(FLOOR_KEY, state)
+    return [change(FLOOR_KEY, pack_time(begins_at))] if floor is None or floor < begins_at else []

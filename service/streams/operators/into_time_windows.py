@@ -9,11 +9,13 @@ to be emitted when they close
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
+from service.streams.clock import saturated
 from service.streams.kernels import fold
 from service.streams.kernels import windows as kernel
 from service.streams.layouts import store_keys
@@ -21,6 +23,7 @@ from service.streams.layouts.entries import Column
 from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.grouping import (
+    NO_ROWS,
     NO_SLOTS,
     Changes,
     Feed,
@@ -89,12 +92,11 @@ class IntoTimeWindows:
 
     def __init__(self, aggregates: FunctionColumns, window: TimeWindow, *, is_final: bool) -> None:
         self._aggregates, self._is_final = aggregates, is_final
-        self._size, self._advance, self._grace = window.size_ms, advance_ms(window), window.grace_ms
+        self._size, self._advance = window.size_ms, advance_ms(window)
 
     def gather(self, feed: Feed, state: StateReader) -> Gathered:
         """Each record into all windows that still take it, in ascending order of start."""
-        close = feed.after - self._grace
-        pairs = self._pairs(feed)
+        close, pairs = feed.close, self._pairs(feed)
         keys, ids, due_ids = keys_of(feed.rows.column("key"), feed.due.keys)
         slot_keys, starts, slots = _slots(
             np.concatenate([ids[pairs.rows], due_ids]), np.concatenate([pairs.starts, feed.due.times]), self._advance
@@ -127,6 +129,7 @@ class IntoTimeWindows:
                 self._index(keys, slot_keys, starts, ~present & (ends > close), feed.due.index),
             ),
             closed=self._closed(slot_keys, starts, ends, close),
+            missed=pairs.missed,
         )
 
     def ends_reached(
@@ -156,10 +159,12 @@ class IntoTimeWindows:
         room = checked(stamps // self._advance - first + 1)
         rows, starts = np.empty(room, np.int32), np.empty(room, np.int64)
         dropped, dropped_ends = np.empty(room, np.int32), np.empty(room, np.int64)
-        count, lost = kernel.assign(
-            stamps, feed.running - self._grace, self._size, self._advance, rows, starts, dropped, dropped_ends
-        )
-        return _Pairs(rows[:count], starts[:count], dropped[:lost], dropped_ends[:lost])
+        closes = feed.closes
+        if feed.begins_at is not None:  # what begins earlier ends earlier than what begins then
+            closes = np.maximum(closes, saturated(feed.begins_at, self._size - 1))
+        count, lost = kernel.assign(stamps, closes, self._size, self._advance, rows, starts, dropped, dropped_ends)
+        pairs = _Pairs(rows[:count], starts[:count], dropped[:lost], dropped_ends[:lost])
+        return pairs if feed.begins_at is None else pairs.told_apart(feed.closes)
 
     def _index(self, keys: Keys, slot_keys: Int32s, starts: Int64s, is_new: Flags, due: list[bytes]) -> Changes:
         if not self._is_final:
@@ -178,12 +183,25 @@ class IntoTimeWindows:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """(row, start) of the windows that take a record, and (row, end) of those that do not."""
+    """(row, start) of the windows that take a record, and (row, end) of those that have closed; the rows of those that
+    begin before the store did.
+    """
 
     rows: Int32s
     starts: Int64s
     dropped: Int32s
     dropped_ends: Int64s
+    missed: Int32s = field(default_factory=lambda: NO_ROWS)
+
+    def told_apart(self, closes: Int64s) -> Self:
+        """Where both are among the dropped ones, given what is closed to each row."""
+        is_late = self.dropped_ends <= closes[self.dropped]
+        return replace(
+            self,
+            dropped=self.dropped[is_late],
+            dropped_ends=self.dropped_ends[is_late],
+            missed=self.dropped[~is_late],
+        )
 
 
 @dataclass(frozen=True, slots=True)

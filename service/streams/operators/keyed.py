@@ -6,7 +6,7 @@ It knows what a key must be to be stored (semantics.md, Null and Time); it refus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from service.streams.measures import Reading
 from service.streams.records import Dropped, StateReader
 
 Flags = npt.NDArray[np.bool_]
+
+BEFORE_VERSION: Final = "before_version"  # dropped: for a window that begins before the store did
 
 
 def last_end(state: StateReader) -> int | None:

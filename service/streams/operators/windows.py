@@ -92,16 +92,16 @@ def closing_delay_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
 
 
 def index_lag_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
-    """From the time under which an open window is indexed (its start, of a session its end) to the lowest stream time
-    that closes it.
+    """From the time under which an open window is indexed (its start, of a session its end) to the lowest time that
+    is closed up to (`closed_to`) when it is.
     """
     match window:
         case SessionWindow():
-            return closing_delay_ms(window) + 1
+            return 1
         case SlidingWindow(time_difference_ms=difference):
-            return difference + window.grace_ms + 1
+            return difference + 1
         case _:
-            return window.size_ms + window.grace_ms
+            return window.size_ms
 
 
 def kept_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:

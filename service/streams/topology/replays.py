@@ -25,6 +25,7 @@ REASONS: Final = frozenset(  # of the operators that Millrace brings; installed 
         "duplicate",
         "late",
         "closed_idle",
+        "before_version",
         "expired",
         "null_key",
         "null_value",

@@ -44,10 +44,11 @@ def test_lateness_has_an_average_a_maximum_and_what_they_are_made_of() -> None:
 
 
 def test_an_operator_with_windows_counts_late_drops_of_both_reasons() -> None:
-    found = of_operator(SESSIONS, {}, {"late": 3, "closed_idle": 2, "null_key": 9}, Size(5, 4096))
+    found = of_operator(SESSIONS, {}, {"late": 3, "closed_idle": 2, "before_version": 4, "null_key": 9}, Size(5, 4096))
     assert found == {
         "late_record_drop_total": 5,
         "expired_window_record_drop_total": 0,
+        "before_version_record_drop_total": 4,
         "store_entries": 5,
         "store_bytes": 4096,
     }

@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.streams.layouts import store_keys
 from service.streams.layouts.reserved import BEGINS_KEY, CLOSED_KEY, FLOOR_KEY, OBS_KEY, pack_time, unpack_time
 from service.streams.operators.adoption import adopt
 from service.streams.records import Handover
@@ -31,8 +32,15 @@ def test_closing_before_the_first_window_is_kept_too():
     assert learned(store(obs=1_000), Handover(delay_ms=5_000)) == {"closed_to": -4_000}
 
 
-def test_a_second_change_without_a_record_between_leaves_closed_to_as_it_is():
-    assert learned(store(obs=1_000, closed_to=700), Handover(delay_ms=0)) == {}
+def test_a_second_change_without_a_record_between_leaves_what_is_still_to_be_emitted():
+    state = store(obs=1_000, closed_to=700)
+    state[store_keys.INDEX + bytes(8) + store_keys.ordered_one(b"a")] = b""
+    assert learned(state, Handover(delay_ms=0)) == {}
+
+
+@pytest.mark.parametrize(("delay_ms", "closed_to"), [(0, {"closed_to": 1_000}), (300, {}), (900, {})])
+def test_where_nothing_is_to_be_emitted_a_second_change_finds_what_the_first_closed(delay_ms, closed_to):
+    assert learned(store(obs=1_000, closed_to=700), Handover(delay_ms=delay_ms)) == closed_to
 
 
 def test_entries_that_the_old_interval_had_expired_stay_absent():
