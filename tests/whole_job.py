@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
@@ -18,19 +18,20 @@ import numpy as np
 import pyarrow as pa
 
 from service import ranges
-from service.protocol import AssignedTask, InputHead, InputRange, StoreRef, StreamRef
+from service.protocol import Adoption, AssignedTask, InputHead, InputRange, StoreRef, StreamRef
 from service.storage.segments import EncodedSegment, Storage, encode_segment, path_of
 from service.streams import clock
 from service.streams.inputs import Batch, InputPosition, split_words
 from service.streams.operators.aggregate import Aggregate
 from service.streams.operators.suppress import Suppress
-from service.streams.records import Chunk, ChunkMeta, as_records
+from service.streams.records import Chunk, ChunkMeta, Handover, StoreSpec, as_records
 from service.streams.topology import graph
 from service.streams.topology.chain import Chain
-from service.streams.topology.graph import SubTopology
+from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.versions import Version, compare
 from spark_jobs.reading import ChunkReader
-from spark_jobs.work import GoOn, Outcome, Routes, Run, TaskRunner, next_work, read_batch
+from spark_jobs.work import Adopt, GoOn, Outcome, Routes, Run, TaskRunner, next_work, read_batch
 from tests import naive_repartition
 from tests.naive_repartition import Log, Row, Stage
 from tests.target_ranges import of_target
@@ -77,9 +78,19 @@ class Source(NamedTuple):
     target: int | None
 
 
+class Era(NamedTuple):
+    """A task under one version: its chain, what it adopted that by, and how many records it had taken before."""
+
+    chain: Chain
+    adoption: Adoption | None
+    since: int
+
+
 @dataclass
 class TaskAtWork:
-    """A task: what the catalog says of it, and what it has done."""
+    """A task: what the catalog says of it, and what it has done. `moved`: by target what it gave to other tasks;
+    `eras`: the versions that it ran by.
+    """
 
     sub: SubTopology
     partition: int
@@ -92,6 +103,9 @@ class TaskAtWork:
     unapplied: list[dict[str, pa.RecordBatch]] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
     sunk: dict[int, list[Record]] = field(default_factory=dict)
+    moved: dict[int, list[Record]] = field(default_factory=dict)
+    adoption: Adoption | None = None
+    eras: list[Era] = field(default_factory=list)
 
     @property
     def name(self) -> tuple[int, int]:
@@ -107,7 +121,8 @@ class HowFar(NamedTuple):
 
 class WholeJob:
     """A job over sources with these partition counts. `idle`: events for which a partition has to be silent until it
-    holds nobody back. `at_once`: what an operator lets go in one step (None: as much as ever).
+    holds nobody back. `at_once`: what an operator lets go in one step (None: as much as ever). `forgets`: what is over
+    is gone from stores at once.
     """
 
     def __init__(
@@ -118,25 +133,32 @@ class WholeJob:
         sink_partitions: int = 2,
         idle: int = 0,
         at_once: int | None = None,
+        *,
+        forgets: bool = False,
     ) -> None:
-        spec = JobSpec.parse({"name": "t", "source": list(sources), "sink": SINK, "operators": operators})
         self.operators, self.sources, self.sink_partitions = operators, dict(sources), sink_partitions
-        self.topology = graph.compile(spec, sources)
+        self._spec, self.topology = _compiled(operators, sources)
+        self._version, self._at_once, self._forgets = 1, at_once, forgets
         self._storage, self._idle, self.event = storage, idle, 0
         self._reader = ChunkReader(storage)
         self._writers = {name: writer for name, (writer, _) in self.topology.repartitions().items()}
         counts = {**sources, **{name: writer.partitions for name, writer in self._writers.items()}}
         self.logs = {(name, i): Published() for name, count in counts.items() for i in range(count)}
         streams = {name: StreamRef(name, count) for name, count in {**counts, SINK: sink_partitions}.items()}
-        stores = {store.name: StoreRef(store.name, store.changelog) for store in self.topology.stores()}
-        self._routes = Routes(streams, stores)
-        self._specs = {store.name: store for store in self.topology.stores()}
+        self._streams = streams
+        self._route()
         self.tasks = [
             self._task(sub, partition, counts, chain)
             for sub in self.topology.sub_topologies
             for chain in [_chain(sub, at_once)]
             for partition in range(sub.partitions)
         ]
+
+    def _route(self) -> None:
+        self._specs = {store.name: store for store in self.topology.stores()}
+        self._routes = Routes(
+            self._streams, {store.name: StoreRef(store.name, store.changelog) for store in self._specs.values()}
+        )
 
     def _task(self, sub: SubTopology, partition: int, counts: Mapping[str, int], chain: Chain) -> TaskAtWork:
         found = []
@@ -146,7 +168,9 @@ class WholeJob:
             elif partition < counts[name]:
                 found.append(Source(name, partition, None))
         states = {store.name: DictState() for store in sub.stores()}
-        return TaskAtWork(sub, partition, found, chain, states, [InputPosition(0)] * len(found))
+        task = TaskAtWork(sub, partition, found, chain, states, [InputPosition(0)] * len(found))
+        task.eras.append(Era(chain, None, 0))
+        return task
 
     # ------------------------------------------------------------ what happens to it
 
@@ -157,6 +181,29 @@ class WholeJob:
         log.records += [(self.event, record) for record in records]
         log.last_event = self.event
         self._publish([encode_segment([(stream, partition, as_records(rows_of(records)))])])
+
+    def change(self, operators: list[Record], restart: Collection[str] = ()) -> None:
+        """Run by another version from here on; nothing waits in the stores of tasks, or between them."""
+        assert not any(task.has_backlog for task in self.tasks)
+        former = Version(self._spec, self.topology)
+        spec, topology = _compiled(operators, self.sources)
+        found = compare(former, Version(spec, topology), restart=restart)
+        assert found.problems == []
+        self._spec, self.topology, self._version = spec, found.topology, self._version + 1
+        self._route()
+        kept = {store.name for store in found.topology.stores() if store.operator in found.inherited}
+        for task in self.tasks:
+            if task.unapplied:
+                self._apply(task, {store.name: store for store in former.topology.stores()})
+            task.sub = self.topology.sub_topologies[task.sub.id]
+            task.chain = _chain(task.sub, self._at_once)
+            # What a store has not adopted yet it stands before: what comes now changes nothing of that.
+            given = {**former.handovers(), **({} if task.adoption is None else task.adoption.stores)}
+            begins_at = max((record.record["timestamp"] for record in task.taken), default=None)
+            names = [store.name for store in task.sub.stores()]
+            task.states = {name: task.states[name] if name in kept else DictState() for name in names}
+            stores = {name: given[name] if name in kept else Handover(begins_at=begins_at) for name in names}
+            task.adoption = Adoption(self._version, stores)
 
     def drain(self, rng: Random, most: int) -> None:
         """Silence, and turns of all tasks in any order until none has anything to do: then nothing is left unread."""
@@ -178,7 +225,8 @@ class WholeJob:
         self.event += 1
         if task.unapplied:
             self._apply(task)
-        if assigned.heads_digest and assigned.heads_digest == task.held_at and not task.has_backlog:
+        is_held = assigned.heads_digest and assigned.heads_digest == task.held_at
+        if is_held and not task.has_backlog and not task.adoption:
             return False
         runner, taken = TaskRunner(assigned, task.chain, self._routes), list[Taken]()
         match next_work(assigned, is_restored=True, has_backlog=task.has_backlog, most=None):
@@ -191,6 +239,8 @@ class WholeJob:
                 taken = _taken(batch, outcome, int(assigned.task))
             case GoOn():
                 outcome = runner.go_on(task.states)
+            case Adopt(version):
+                outcome = runner.adopt(task.states, version)
             case _:
                 return False
         files = self._write(outcome.segments)
@@ -217,6 +267,9 @@ class WholeJob:
                     log.append(path, name, index, meta)
 
     def _commit(self, task: TaskAtWork, outcome: Outcome, files: Sequence[tuple[str, str]]) -> None:
+        if outcome.commit.adopted is not None:
+            task.eras.append(Era(task.chain, task.adoption, len(task.taken)))
+            task.adoption = None
         for move in outcome.commit.positions:
             assert task.positions[move.input].offset == move.start
             task.positions[move.input] = InputPosition(move.end, move.frontier)
@@ -226,16 +279,20 @@ class WholeJob:
             for meta, batch in zip(segment.chunks, segment.batches, strict=meta_is_one_batch(segment)):
                 if meta.stream_id == SINK:
                     task.sunk.setdefault(meta.partition, []).extend(shown(batch))
+            if not meta_is_one_batch(segment):
+                targets = ranges.unpack(segment.chunks[0].ranges or b"")["target"].tolist()
+                for target, batch in zip(targets, segment.batches, strict=True):
+                    task.moved.setdefault(target, []).extend(shown(batch))
         if outcome.changelogs:
             batches = outcome.segments[0].batches
             assert all(metas[i].stream_id == self._specs[name].changelog for name, i in outcome.changelogs.items())
             task.unapplied.append({name: batches[i] for name, i in outcome.changelogs.items()})
         task.has_backlog = outcome.commit.has_backlog
 
-    def _apply(self, task: TaskAtWork) -> None:
+    def _apply(self, task: TaskAtWork, specs: Mapping[str, StoreSpec] | None = None) -> None:
         for changes in task.unapplied:
             for name, batch in changes.items():
-                task.states[name].replay(batch, self._specs[name])
+                task.states[name].replay(batch, (specs or self._specs)[name], forget=self._forgets)
         task.unapplied.clear()
 
     # ------------------------------------------------------------ what the catalog says
@@ -271,7 +328,8 @@ class WholeJob:
         """A task as a poll answers it now: up to `most` records an input."""
         known = self.how_far()
         heads = [self._head(source, at, known) for source, at in zip(task.sources, task.positions, strict=True)]
-        work = [self._range(number, head, most) for number, head in enumerate(heads) if head.position < head.end]
+        unread = [(number, head) for number, head in enumerate(heads) if head.position < head.end]
+        work = [] if task.adoption else [self._range(number, head, most) for number, head in unread]
         told = [[head.position, head.end, head.bound, head.is_caught_up] for head in heads]
         return AssignedTask(
             str(self.event),
@@ -282,6 +340,7 @@ class WholeJob:
             inputs=heads,
             work=work,
             heads_digest=zlib.crc32(msgspec.json.encode(told)) if len(heads) > 1 else 0,
+            adopt=task.adoption,
         )
 
     def _range(self, number: int, head: InputHead, most: int) -> InputRange:
@@ -379,6 +438,11 @@ class WholeJob:
 def meta_is_one_batch(segment: EncodedSegment) -> bool:
     """Whether each chunk of a segment is one batch: of a repartition stream it is one a target."""
     return all(meta.ranges is None for meta in segment.chunks)
+
+
+def _compiled(operators: list[Record], sources: Mapping[str, int]) -> tuple[JobSpec, Topology]:
+    spec = JobSpec.parse({"name": "t", "source": list(sources), "sink": SINK, "operators": operators})
+    return spec, graph.compile(spec, sources)
 
 
 def _chain(sub: SubTopology, at_once: int | None) -> Chain:
