@@ -12,7 +12,7 @@ import pytest
 from service.streams.layouts import store_keys
 from service.streams.operators import functions, installed_aggregators, into_sessions, stored_results
 from service.streams.operators.aggregate import AggregateSpec
-from service.streams.operators.aggregate_layouts import MAX_LAYOUTS, TooManyLayouts, next_layouts
+from service.streams.operators.aggregate_layouts import MAX_LAYOUTS, TooManyLayouts
 from service.streams.topology.graph import Topology
 from tests.aggregate_versions import taking_over, versions_of
 from tests.task import Task, batch_of, held, job, outputs
@@ -82,19 +82,19 @@ def looked_up(task: Task) -> list[Any]:
 def test_other_functions_or_another_order_are_another_layout(new: Record, are_others: bool) -> None:
     old = {"n": COUNT, "s": SUM}
     expected = [{"id": 1, "aggregates": old}, {"id": 2, "aggregates": new}] if are_others else None
-    assert next_layouts(None, spec_of(old), spec_of(new)) == expected
+    assert spec_of(old).layouts_after(spec_of(new), None) == expected
 
 
 def test_what_else_changes_needs_no_layout() -> None:
     grace = {**TUMBLING, "grace_ms": 5}
-    assert next_layouts(None, spec_of({"n": COUNT}), spec_of({"n": COUNT}, updates="last_per_batch")) is None
-    layouts = next_layouts(None, spec_of({"n": COUNT}), spec_of({"s": SUM}))
-    assert next_layouts(layouts, spec_of({"s": SUM}), spec_of({"s": SUM}, window=grace)) == layouts
+    assert spec_of({"n": COUNT}).layouts_after(spec_of({"n": COUNT}, updates="last_per_batch"), None) is None
+    layouts = spec_of({"n": COUNT}).layouts_after(spec_of({"s": SUM}), None)
+    assert spec_of({"s": SUM}).layouts_after(spec_of({"s": SUM}, window=grace), layouts) == layouts
 
 
 def test_functions_that_come_back_are_a_new_layout() -> None:
-    layouts = next_layouts(None, spec_of({"n": COUNT}), spec_of({"s": SUM}))
-    back = next_layouts(layouts, spec_of({"s": SUM}), spec_of({"n": COUNT})) or []
+    layouts = spec_of({"n": COUNT}).layouts_after(spec_of({"s": SUM}), None)
+    back = spec_of({"s": SUM}).layouts_after(spec_of({"n": COUNT}), layouts) or []
     assert [layout["id"] for layout in back] == [1, 2, 3]
     assert back[0]["aggregates"] == back[2]["aggregates"]
 
@@ -102,12 +102,12 @@ def test_functions_that_come_back_are_a_new_layout() -> None:
 def test_a_store_that_has_had_all_layouts_is_not_given_another() -> None:
     layouts, specs = None, [spec_of({"n": COUNT}), spec_of({"s": SUM})]
     for i in range(MAX_LAYOUTS - 1):
-        layouts = next_layouts(layouts, specs[i % 2], specs[1 - i % 2])
+        layouts = specs[i % 2].layouts_after(specs[1 - i % 2], layouts)
     assert layouts is not None
     assert [layout["id"] for layout in layouts] == list(range(1, 256))
-    assert next_layouts(layouts, specs[0], specs[0]) == layouts
+    assert specs[0].layouts_after(specs[0], layouts) == layouts
     with pytest.raises(TooManyLayouts, match="changed 254 times"):
-        next_layouts(layouts, specs[0], specs[1])
+        specs[0].layouts_after(specs[1], layouts)
 
 
 def test_a_topology_from_before_there_were_layouts_is_read_and_one_with_them_comes_back_whole() -> None:
