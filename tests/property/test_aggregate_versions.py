@@ -37,11 +37,22 @@ def changes(draw: st.DrawFn, operator: Record) -> list[Record]:
 
 
 @st.composite
+def meeting(draw: st.DrawFn) -> list[Record]:
+    """Records of one key in any order of time: their sessions meet."""
+    values = st.fixed_dictionaries({"v": st.integers(-9, 9), "d": st.none(), "id": strategies.texts})
+    times = draw(st.lists(st.integers(0, 30), min_size=8, max_size=20))
+    return [{"key": "a", "value": draw(values), "timestamp": at} for at in times]
+
+
+@st.composite
 def histories(draw: st.DrawFn, *, large: bool = False) -> tuple[Record, list[Record], list[list[Record]]]:
     """An operator, the fields of its later versions, and the records that each version gets."""
-    operator = draw(strategies.aggregations())
+    if draw(st.integers(0, 3)):
+        operator, records = draw(strategies.aggregations()), draw(strategies.arrivals(large=large))
+    else:
+        operator, records = draw(strategies.aggregations(kinds=("session",))), draw(meeting())
+        operator["window"]["grace_ms"] = 20
     later = draw(changes(operator))
-    records = draw(strategies.arrivals(large=large))
     bounds = sorted(draw(st.lists(st.integers(0, len(records)), min_size=len(later), max_size=len(later))))
     return operator, later, [records[a:b] for a, b in zip([0, *bounds], [*bounds, len(records)], strict=True)]
 

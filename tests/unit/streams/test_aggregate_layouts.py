@@ -245,6 +245,20 @@ def test_a_session_that_merges_with_one_from_before_misses_what_that_misses() ->
     assert looked_up(task) == [{"s": None, "n": 3, "m": None}, {"s": 8, "n": 2, "m": None}, {"s": 6, "n": 1, "m": 6}]
 
 
+def test_a_session_that_began_later_but_lies_earlier_misses_what_the_one_misses_that_it_merges_with() -> None:
+    task, out = ran(
+        aggregate({}, window=SESSION),
+        (of({"n": COUNT}), [(1, 120)]),
+        (of({"n": COUNT, "s": SUM}), [(2, 100), (3, 110), (4, 121)]),
+    )
+    assert [value for value in values(out) if value is not None] == [
+        {"n": 1, "s": 2},
+        {"n": 3, "s": None},
+        {"n": 4, "s": None},
+    ]
+    assert looked_up(task) == [{"n": 4, "s": None}]
+
+
 @pytest.mark.parametrize("aggregates", [{"n": COUNT, "s": SUM}, {"n": COUNT, "l": LAST}])
 def test_more_sessions_than_are_packed_are_each_read_in_their_layout(aggregates: Record) -> None:
     many = 2 * into_sessions.MOST_HOT + 10
