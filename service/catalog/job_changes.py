@@ -338,20 +338,32 @@ class StoreToAdopt(NamedTuple):
 
 
 def to_adopt(s: Session, job: JobRow, since: int) -> list[StoreToAdopt]:
-    """The stores of a job that have something to learn in tasks whose stores are of this version."""
-    former, present = _version(get_version(s, job, since)), _version(job)
-    stores = stores_of(s, job.id)
-    names = former_names(s, job.id, since, [store.operator for store in stores])
-    before, now = former.handovers(), present.handovers()
+    """The stores of a job that have something to learn in tasks whose stores are of this version.
+
+    Nothing was run by a version that no commit adopted, but its slots may have opened copies, and deleted what was over
+    by it: an entry has lived no longer than the shortest of all versions since.
+    """
+    stores, now = stores_of(s, job.id), _version(job).handovers()
+    passed = [_handovers_then(s, job, stores, version) for version in range(since, job.spec_version)]
     found = []
     for store in stores:
         if store.since_version > since:
             found.append(StoreToAdopt(store.name, store.sub_topology, None))
             continue
-        was = before[f"{job.name}-{names[store.operator]}"]
-        if was != now[store.name]:
-            found.append(StoreToAdopt(store.name, store.sub_topology, was))
+        met = [before[store.id] for before in passed]
+        if any(was != now[store.name] for was in met):
+            kept = [each.kept_ms for each in (*met, now[store.name]) if each.kept_ms is not None]
+            handover = msgspec.structs.replace(met[0], kept_ms=min(kept, default=None))
+            found.append(StoreToAdopt(store.name, store.sub_topology, handover))
     return found
+
+
+def _handovers_then(s: Session, job: JobRow, stores: Iterable[StoreRow], version: int) -> dict[str, Handover]:
+    """By the ids of stores that were there at a version, what they had to know of it."""
+    there = [store for store in stores if store.since_version <= version]
+    names = former_names(s, job.id, version, [store.operator for store in there])
+    found = _version(get_version(s, job, version)).handovers()
+    return {store.id: found[f"{job.name}-{names[store.operator]}"] for store in there}
 
 
 def handovers(found: Iterable[StoreToAdopt], sub_topology: int, stream_time: int) -> dict[str, Handover]:
