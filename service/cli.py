@@ -139,16 +139,23 @@ def assign(
     decode: Annotated[bool, typer.Option("--decode", help="From hex, a line each, to JSON.")] = False,
     encode: Annotated[bool, typer.Option("--encode", help="From JSON, a line each, to hex.")] = False,
 ) -> None:
-    """Read SubscriptionInfo and AssignmentInfo of Kafka Streams from stdin, and write each as JSON or in hex."""
+    """Read what a group looks like from stdin, a JSON object a line, and write who should run what, a line each.
+
+    With --decode or --encode: SubscriptionInfo and AssignmentInfo of Kafka Streams, as JSON or in hex.
+    """
     from service.assign import decoded, encoded
+    from service.assignment_cases import MalformedCase, answer
     from service.streams.assignment.metadata import MalformedMetadata
 
-    if decode == encode:
+    if decode and encode:
         _fail("say either --decode or --encode")
     for number, line in enumerate(sys.stdin, 1):
         try:
-            print(orjson.dumps(decoded(line)).decode() if decode else encoded(orjson.loads(line)), flush=True)
-        except (MalformedMetadata, orjson.JSONDecodeError) as error:
+            if encode:
+                print(encoded(orjson.loads(line)), flush=True)
+            else:
+                print(orjson.dumps(decoded(line) if decode else answer(line)).decode(), flush=True)
+        except (MalformedMetadata, MalformedCase, orjson.JSONDecodeError) as error:
             _fail(f"line {number}: {error}")
 
 

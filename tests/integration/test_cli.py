@@ -143,4 +143,13 @@ def test_assignments_of_kafka_streams_are_read_and_written() -> None:
     assert (second.exit_code, second.stdout) == (1, there.stdout)
     assert second.stderr.startswith("millrace: line 2: this is no subscription (1 bytes are left over)")
     assert RUNNER.invoke(cli.app, ["assign", "--encode"], input="{").exit_code == 1
-    assert run("assign", code=1) == "millrace: say either --decode or --encode\n"
+    assert run("assign", "--decode", "--encode", code=1) == "millrace: say either --decode or --encode\n"
+
+
+def test_cases_are_answered_line_by_line() -> None:
+    case = '{"members":[{"id":"a","slots":1}],"tasks":["0_0"]}\n'
+    done = RUNNER.invoke(cli.app, ["assign"], input=case * 2)
+    assert (done.exit_code, done.stdout) == (0, '{"active":{"a":["0_0"]},"standby":{"a":[]},"probing":false}\n' * 2)
+    refused = RUNNER.invoke(cli.app, ["assign"], input=case + "{}\n")
+    assert (refused.exit_code, refused.stdout) == (1, done.stdout[: len(done.stdout) // 2])
+    assert refused.stderr.startswith("millrace: line 2: this is no case: Object missing required field `members`")

@@ -44,12 +44,12 @@ def assign(members: Sequence[Member], tasks: Sequence[TaskToAssign]) -> dict[str
     process_of = {member.id: member.process for member in members}
     slots = Counter(process_of.values())
     had = {task.id: process_of.get(task.member or "", task.process) for task in tasks}
-    by_process = _deal(slots, _by_claim(tasks, process_of), had)
+    by_process = deal(slots, _by_claim(tasks, process_of), had)
     assignment: dict[str, str] = {}
     for process in slots:
         inside = {member.id: 1 for member in members if member.process == process}
         here = [task for task in tasks if by_process[task.id] == process]
-        assignment |= _deal(inside, here, {task.id: task.member for task in here})
+        assignment |= deal(inside, here, {task.id: task.member for task in here})
     return assignment
 
 
@@ -64,10 +64,13 @@ def _by_claim(tasks: Sequence[TaskToAssign], process_of: Mapping[str, str]) -> l
     return sorted(tasks, key=lambda task: claims[task.id])
 
 
-def _deal(
+def deal(
     capacities: Mapping[str, int], tasks: Sequence[TaskToAssign], previous: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Deal tasks to bins by their capacities: previous ones first, up to the quota, the rest to the least loaded."""
+    """Task id → bin, by capacities: previous ones first, up to the quota, the rest to the least loaded.
+
+    With the slots of one node as bins, it is how a node's tasks find their slot.
+    """
     quotas = _quotas(capacities, len(tasks), Counter(previous[task.id] for task in tasks))
     dealt: dict[str, str] = {}
     load: Counter[str] = Counter()
