@@ -131,7 +131,9 @@ def _active(s: _Situation, targets: Table) -> Table:
 
 
 def _standbys(s: _Situation, targets: Table, active: Table) -> NDArray[np.bool_]:
-    """Where standbys should be in the end, as a table: evenly, spread over tags, where there are copies already."""
+    """Where standbys should be in the end, as a table: evenly in all (they cost disk and replay, which sub-topologies
+    share), spread over tags, where there are copies already.
+    """
     wanted, rows = _wanted(s), np.arange(len(s.tasks))
     if not wanted or not s.tasks:
         return np.zeros(s.lags.shape, np.bool_)
@@ -139,7 +141,7 @@ def _standbys(s: _Situation, targets: Table, active: Table) -> NDArray[np.bool_]
     costs[s.is_caught_up] = _HAND_OVER // 2
     costs[rows, active] = _HERE
     costs[rows, targets] = placement.NEVER
-    return place(s.tasks, s.nodes, costs, wanted, s.settings.rack_tags, targets)
+    return place(s.tasks, s.nodes, costs, wanted, s.settings.rack_tags, targets, by_sub_topology=False)
 
 
 def _copies(s: _Situation, targets: Table, active: Table, final: NDArray[np.bool_]) -> tuple[list[list[int]], bool]:
@@ -186,9 +188,10 @@ def _plan(s: _Situation, behind: Table, row: int, target: int, active: int, fina
     passing = sorted((node for node in others if lag[node] <= acceptable), key=lambda node: (lag[node], node))
     passing = passing[: wanted - len(ready)]
     kept = ready + passing
-    # What is missing anyway: the nearest copies there are, and where none is near those that stay.
+    # What is missing anyway: where a copy is nearly there, though it will not stay, else where one will be.
     nearest = sorted(
-        [*built, *(others - set(passing))], key=lambda node: (behind[node], node in others, node != target, node)
+        [*built, *(node for node in others if acceptable < lag[node] <= near)],
+        key=lambda node: (behind[node], node in others, node != target, node),
     )
     for node in nearest[: wanted - len(kept)]:
         kept.append(node)

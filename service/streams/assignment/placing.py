@@ -20,15 +20,18 @@ def place(
     copies: int = 1,
     rack_tags: Sequence[str] = (),
     beside: NDArray[np.int64] | None = None,
+    *,
+    by_sub_topology: bool = True,
 ) -> NDArray[np.bool_]:
     """Whether task t is placed on node m, as a table; each task on `copies` nodes, or as many as it may be on.
 
     `tasks` by sub-topology. `costs[t, m]` >= 0, or `placement.NEVER`. First of all copies of a task share no domain of
     `rack_tags` (the coarsest first; with the copy that is `beside`, a node for each task) where they need not; then
-    every node has its share of all and of each sub-topology, by its slots, rounded down or up; then costs are least.
+    every node has its share of all, and of each sub-topology if asked, by its slots, rounded down or up; then costs are
+    least.
     """
     slots = np.array([node.slots for node in nodes], np.int64)
-    sub_topologies = np.array([task.sub_topology for task in tasks], np.int64)
+    sub_topologies = np.array([task.sub_topology if by_sub_topology else 0 for task in tasks], np.int64)
     begins = np.append(np.flatnonzero(np.diff(sub_topologies, prepend=-1)), len(tasks)).astype(np.int64)
     totals = np.append(np.diff(begins), len(tasks)) * copies
     even = totals[:, None] * slots
