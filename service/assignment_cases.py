@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from service.streams.assignment.assignor import assign
-from service.streams.assignment.group import Assignment, Group, Node, Settings, Strategy, Task
+from service.streams.assignment.group import Assignment, AssignmentSettings, Group, ReplicaNode, Strategy, Task
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 TaskName = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})$")]
@@ -68,9 +68,9 @@ def _group(case: Case) -> tuple[Group, Strategy]:
         raise MalformedCase(f"there is no assignor {case.assignor!r}: it is one of {', '.join(_STRATEGIES)}")
     stateful = set(case.tasks if case.stateful is None else case.stateful)
     _agree(case, stateful)
-    nodes = [Node(each.id, each.slots, each.tags, each.active, each.lags) for each in case.members]
+    nodes = [ReplicaNode(each.id, each.slots, each.tags, each.active, each.lags) for each in case.members]
     tasks = [Task(name, int(name.split("_")[0]), int(name.split("_")[1]), name in stateful) for name in case.tasks]
-    settings = Settings(
+    settings = AssignmentSettings(
         case.standby_replicas, case.acceptable_recovery_lag, case.max_warmup_replicas, tuple(case.rack_tags)
     )
     return Group(nodes, tasks, settings), strategy

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.streams.assignment.assignor import assign
-from service.streams.assignment.group import Assignment, Group, Node, Settings, Task
+from service.streams.assignment.group import Assignment, AssignmentSettings, Group, ReplicaNode, Task
 from service.streams.assignment.placing import place
 
 STRATEGIES = ["high_availability", "sticky"]
@@ -37,7 +37,7 @@ def groups(draw: st.DrawFn) -> Group:
     for name in names:
         drawn = {task.id: draw(lags) for task in tasks if task.is_stateful and runs[task.id] != name}
         nodes.append(
-            Node(
+            ReplicaNode(
                 id=name,
                 slots=draw(st.integers(1, 3)),
                 tags={"zone": draw(st.sampled_from("xyz"))},
@@ -45,7 +45,7 @@ def groups(draw: st.DrawFn) -> Group:
                 lags={task: lag for task, lag in drawn.items() if lag is not None},
             )
         )
-    settings = Settings(
+    settings = AssignmentSettings(
         standby_replicas=draw(st.integers(0, 2)),
         acceptable_recovery_lag=ACCEPTABLE,
         max_warmup_replicas=draw(st.integers(1, 3)),
@@ -162,12 +162,12 @@ def test_the_order_of_what_is_given_changes_nothing(strategy, group, random):
 
 
 def test_without_nodes_nothing_is_assigned() -> None:
-    assert assign(Group([], [Task("0_0", 0, 0)], Settings())).active == {}
+    assert assign(Group([], [Task("0_0", 0, 0)], AssignmentSettings())).active == {}
 
 
 @st.composite
-def placements(draw: st.DrawFn) -> tuple[list[Task], list[Node], np.ndarray, int]:
-    nodes = [Node(f"n{i}", draw(st.integers(1, 2))) for i in range(draw(st.integers(2, 3)))]
+def placements(draw: st.DrawFn) -> tuple[list[Task], list[ReplicaNode], np.ndarray, int]:
+    nodes = [ReplicaNode(f"n{i}", draw(st.integers(1, 2))) for i in range(draw(st.integers(2, 3)))]
     tasks = [Task(f"{sub}_{p}", sub, p) for sub in range(2) for p in range(draw(st.integers(1, 2)))]
     costs = [[draw(st.integers(0, 5)) for _ in nodes] for _ in tasks]
     return tasks, nodes, np.array(costs, np.int64) * 10_000, draw(st.integers(1, 2))

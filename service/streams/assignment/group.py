@@ -13,7 +13,7 @@ Strategy = Literal["high_availability", "sticky"]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ReplicaNode:
     """A place for copies: its slots, its tags, the stateful and stateless tasks that run here, and how many records
     each other copy here is behind. Only what is running counts as such: a task that restores is a copy with a lag.
     """
@@ -36,7 +36,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AssignmentSettings:
     """Of a job (KIP-441). `rack_tags`: which tags standbys are spread over, the coarsest first (KIP-708)."""
 
     standby_replicas: int = 0
@@ -49,9 +49,9 @@ class Settings:
 class Group:
     """All that an assignment depends on, in one order, whatever order it was given in: nodes by id, tasks by number."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[ReplicaNode]
     tasks: Sequence[Task]
-    settings: Settings
+    settings: AssignmentSettings
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from service.streams.assignment.group import Assignment, Group, Node, Settings, Task
+from service.streams.assignment.group import Assignment, AssignmentSettings, Group, ReplicaNode, Task
 from service.streams.assignment.placing import place
 from service.streams.kernels import placement
 
@@ -37,9 +37,9 @@ _NEAR: Final = 0.4  # of the length of a log: so far behind, a copy is nearly th
 class _Situation:
     """The stateful tasks of a group, as tables tasks × nodes."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[ReplicaNode]
     tasks: Sequence[Task]
-    settings: Settings
+    settings: AssignmentSettings
     lags: Table  # ABSENT: no copy
     owners: Table  # per task: the node that runs it, or ABSENT
     is_caught_up: NDArray[np.bool_]

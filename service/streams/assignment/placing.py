@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from service.streams.assignment.group import Node, Task
+from service.streams.assignment.group import ReplicaNode, Task
 from service.streams.kernels import placement
 
 _REMAINDER = 1_000  # the price of a unit that an even share does not divide into, at most twice: less than any move
@@ -15,7 +15,7 @@ _REMAINDER = 1_000  # the price of a unit that an even share does not divide int
 
 def place(
     tasks: Sequence[Task],
-    nodes: Sequence[Node],
+    nodes: Sequence[ReplicaNode],
     costs: NDArray[np.int64],
     copies: int = 1,
     rack_tags: Sequence[str] = (),
@@ -52,7 +52,7 @@ def place(
     return placed
 
 
-def _domains(nodes: Sequence[Node], rack_tags: Sequence[str]) -> NDArray[np.int64]:
+def _domains(nodes: Sequence[ReplicaNode], rack_tags: Sequence[str]) -> NDArray[np.int64]:
     """The domain of each node at each level: nodes are together where all tags so far are equal."""
     found = np.zeros((len(rack_tags), len(nodes)), np.int64)
     for level in range(len(rack_tags)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from service.streams.assignment.group import Assignment, Group, Node, Task
+from service.streams.assignment.group import Assignment, Group, ReplicaNode, Task
 
 
 def assign(group: Group) -> Assignment:
@@ -36,7 +36,7 @@ def _active(group: Group) -> dict[str, str]:
     active: dict[str, str] = {}
     load: Counter[str] = Counter()
 
-    def give(task: Task, among: Sequence[Node]) -> None:
+    def give(task: Task, among: Sequence[ReplicaNode]) -> None:
         room = [node for node in among if load[node.id] < of_a_slot * node.slots]
         if task.id not in active and room:
             active[task.id] = room[0].id
@@ -54,7 +54,7 @@ def _active(group: Group) -> dict[str, str]:
     return {task.id: active[task.id] for task in group.tasks}
 
 
-def _least_loaded(nodes: Sequence[Node], load: Counter[str], task: Task) -> Node:
+def _least_loaded(nodes: Sequence[ReplicaNode], load: Counter[str], task: Task) -> ReplicaNode:
     return min(
         nodes,
         key=lambda node: (load[node.id] / node.slots, task.id not in node.running, task.id not in node.lags, node.id),
