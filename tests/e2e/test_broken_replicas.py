@@ -32,7 +32,7 @@ def is_restored(running: Running) -> bool:
 def those_with(running: Running, replica: Path) -> list[psutil.Process]:
     """The service, its instance and the Python worker that has the replica open, none of which may end."""
     service = psutil.Process(running.process.pid)
-    workers = [each for each in service.children(recursive=True) if each.name() != "java"]
+    workers = [each for each in service.children(recursive=True) if each.name().startswith("python")]  # no ended shells
     slots = [each for each in workers if str(replica) in {file.path for file in each.memory_maps()}]
     assert slots
     return [service, *service.children(), *slots]
