@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.running import PATIENCE_S, Running, wait_until
+from tests import naive, naive_repartition, web_log
 from tests.attached import Attached, Standalone, are_gone, standalone
 from tests.driving import (
     ONCE_AN_HOUR,
@@ -21,6 +24,7 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.e2e.test_web_log import THREE_STAGES
 from tests.strangers import REQUESTS, shown_by_ps, spark_pages, told_to_strangers
 
 pytestmark = pytest.mark.spark
@@ -53,8 +57,8 @@ def first(cluster: Standalone, service: Running, tmp_path_factory: pytest.TempPa
         yield instance
 
 
-def tasks_by_slot(service: Running) -> list[int]:
-    return [len(member["tasks"]) for member in service.call("GET", "/v1/groups/once")["members"]]
+def tasks_by_slot(service: Running, job: str = "once") -> list[int]:
+    return [len(member["tasks"]) for member in service.call("GET", f"/v1/groups/{job}")["members"]]
 
 
 def executors_of(slots: list[psutil.Process]) -> set[int]:
@@ -70,6 +74,29 @@ def test_a_cluster_answers_no_stranger_and_shows_no_secret(cluster: Standalone, 
     for secret in (first.key, cluster.secret):
         assert secret not in shown_by_ps([*processes, *first.descendants()])
         assert secret not in spark_pages(first)
+
+
+def test_three_sub_topologies_in_two_executors_equal_the_oracle(service: Running, first: Attached) -> None:
+    """Nothing is read before all of it is there."""
+    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, PATIENCE_S, "the slots of the other job")
+    requests, others = web_log.requests()[:3_000], {slot.pid for slot in first.slots()}
+    make_stream(service, "requests", PARTITIONS)
+    job = {"name": "stages", "source": "requests", "operators": THREE_STAGES, "sink": "sizes", "parallelism": 4}
+    service.call("POST", "/v1/jobs", json=job | {"max_batch_records": 137})
+    in_state(service, "stages", "running")
+    service.call("POST", "/v1/jobs/stages:pause")
+    wait_until(lambda: tasks_by_slot(service, "stages") == [3] * 4, PATIENCE_S, "three tasks in each of four slots")
+    assert len(executors_of([slot for slot in first.slots() if slot.pid not in others])) == 2
+    post(service, "requests", requests)
+    service.call("POST", "/v1/jobs/stages:resume")
+    assert caught_up(service, "stages")["state"] == "running"
+    found = sorted(chain.from_iterable(contents(service, "sizes", PARTITIONS)))
+    source = [[(None, record) for record in part] for part in naive.partitions_of(requests, PARTITIONS)]
+    results = [each.record for each in naive_repartition.run(THREE_STAGES, [source], PARTITIONS)]
+    assert found == sorted((str(each["key"]), json.dumps(each["value"]), each["timestamp"]) for each in results)
+    assert found
+    service.call("POST", "/v1/jobs/stages:stop")
+    in_state(service, "stages", "stopped")
 
 
 def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_instance(
