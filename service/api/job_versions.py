@@ -22,7 +22,7 @@ from service import coordinator
 from service.api.bodies import UNCHANGED, answer, expected_etag, read_json, tagged
 from service.api.document import router_of, takes
 from service.api.job_creation import EXAMPLE
-from service.api.job_views import JobView, find_job_view, job_version, tagged_job
+from service.api.job_views import JobView, find_job_view, require_tag, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row
 from service.auth import Reader, Writer
@@ -32,7 +32,7 @@ from service.catalog.tables import JobRow, JobVersionRow, TaskRow
 from service.faults import fault_point
 from service.positions import RowCursor, opaque
 from service.problems import ProblemItemView, declared
-from service.streams.errors import IncompatibleChange, Problem, StaleTag
+from service.streams.errors import IncompatibleChange, Problem
 from service.streams.operators.fields import OperatorName, Spec
 from service.streams.topology import versions
 from service.streams.topology.complaints import pointer, validated
@@ -220,7 +220,7 @@ def _former(s: Session, job: JobRow, asked: RollbackRequest) -> tuple[JobSpec, _
 
 def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
     job = jobs.get_job(s, name)
-    _require_tag(job, tag)
+    require_tag(job, tag)
     spec, wanted = choose(s, job)
     found = job_changes.compare(s, job, spec, renames=wanted.renames, restart=wanted.restart)
     tasks = s.scalars(select(TaskRow).where(TaskRow.job_id == job.id)).all()
@@ -237,7 +237,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
 
 def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[str, Any]:
     job = job_states.lock_job(s, name=name)
-    _require_tag(job, tag)
+    require_tag(job, tag)
     spec, wanted = choose(s, job)
     if job_creation.has_spec(job, spec) and not wanted.restart:
         return find_job_view(s, name)
@@ -252,11 +252,6 @@ def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[s
         raise IncompatibleChange(_over(spec, wanted, found, full))
     s.flush()
     return find_job_view(s, name)
-
-
-def _require_tag(job: JobRow, tag: str) -> None:
-    if tag.rpartition("-")[0] != job_version(job.id, job.etag):
-        raise StaleTag(job.name)
 
 
 def _over(spec: JobSpec, wanted: _Wanted, found: versions.Comparison, full: Iterable[BufferBound]) -> list[Problem]:

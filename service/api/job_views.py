@@ -13,6 +13,7 @@ from starlette.responses import Response
 from service.api.bodies import tagged
 from service.catalog import jobs
 from service.catalog.tables import JobRow
+from service.streams.errors import StaleTag
 
 JobState = Literal["starting", "running", "rebalancing", "changing", "paused", "draining", "stopped", "failed"]
 
@@ -96,6 +97,12 @@ def _change_view(job: JobRow) -> dict[str, Any] | None:
 def tagged_job(request: Request, view: dict[str, Any]) -> Response:
     """The answer that shows a job, with its entity tag; 304 when the caller has it."""
     return tagged(request, view, job_version(view["id"], view["version"]))
+
+
+def require_tag(job: JobRow, tag: str) -> None:
+    """Raises StaleTag where a job was changed since the request's entity tag was its."""
+    if tag.rpartition("-")[0] != job_version(job.id, job.etag):
+        raise StaleTag(job.name)
 
 
 def job_version(job_id: str, version: int) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from service import coordinator
 from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json
 from service.api.document import router_of, takes
-from service.api.job_views import JobPositionView, JobState, JobView, find_job_view, job_version, job_view, tagged_job
+from service.api.job_views import JobPositionView, JobState, JobView, find_job_view, job_view, require_tag, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
 from service.api.topology_pictures import picture
@@ -24,7 +24,7 @@ from service.auth import Reader, Writer
 from service.catalog import job_states, jobs
 from service.catalog.tables import JobTransitionRow
 from service.problems import declared
-from service.streams.errors import InvalidSpec, Problem, StaleTag
+from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators.fields import JOB_NAME
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
@@ -202,8 +202,7 @@ def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -
     before = JobSpec.parse(job.spec)
     if change.needs_stop(before):
         job_states.require_changeable(job)
-    if tag.rpartition("-")[0] != job_version(job.id, job.etag):
-        raise StaleTag(name)
+    require_tag(job, tag)
     spec = change.applied_to(before)
     counts = {source.name: source.partitions for source in jobs.streams_of(s, job.id, "source")}
     try:

@@ -52,8 +52,8 @@ def time_at(key: bytes, state: StateReader) -> int | None:
 
 def stream_time(state: StateReader) -> int:
     """An operator's stream time as its store has it; `clock.NOT_STARTED` where it has none."""
-    packed = state.get(OBS_KEY)
-    return unpack_time(packed) if packed else clock.NOT_STARTED
+    found = time_at(OBS_KEY, state)
+    return clock.NOT_STARTED if found is None else found
 
 
 def stream_time_in(changes: pa.RecordBatch) -> int | None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from service.streams.clock import END_OF_TIME, NOT_STARTED
+from service.streams.clock import END_OF_TIME
 from service.streams.layouts import reserved
 from service.streams.records import StateReader
 
@@ -301,11 +301,10 @@ class Snapshot(StateReader, Protocol):
 
 def look_up(snapshot: Snapshot, ask: Ask) -> Findings:
     """Answer an ask from a snapshot."""
-    stream_time = reserved.time_at(reserved.OBS_KEY, snapshot)
     found = [snapshot.scan(start, end, ask.limit, reverse=ask.reverse) for start, end in ask.spans]
     return Findings(
         snapshot.position,
-        NOT_STARTED if stream_time is None else stream_time,
+        reserved.stream_time(snapshot),
         found,
         reserved.time_at(reserved.FLOOR_KEY, snapshot),
         reserved.time_at(reserved.CLOSED_KEY, snapshot),

@@ -175,11 +175,15 @@ def compile_again(spec: JobSpec, partitions: Mapping[str, int], former: JobSpec,
 
 def over_same_stores(topology: Topology, made: Topology) -> Topology:
     """A topology whose operators with state are those of `made`, over what their stores hold: entries keep layouts."""
-    layouts = {store.operator: store.layouts for store in made.stores()}
+    return with_layouts(topology, {store.operator: store.layouts for store in made.stores()})
+
+
+def with_layouts(topology: Topology, layouts: Mapping[str, list[dict[str, Any]] | None]) -> Topology:
+    """A topology whose stores have had these layouts of entries, by operator; those of no other but the first."""
 
     def over(node: Node) -> Node:
         store = node.store
-        return node if store is None else replace(node, store=replace(store, layouts=layouts[store.operator]))
+        return node if store is None else replace(node, store=replace(store, layouts=layouts.get(store.operator)))
 
     return replace(
         topology,

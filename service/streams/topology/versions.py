@@ -27,7 +27,7 @@ from service.streams.operators.declaration import Condition
 from service.streams.operators.upstream import Upstream
 from service.streams.records import Handover, StoreSpec
 from service.streams.topology.complaints import pointer
-from service.streams.topology.graph import Node, Topology
+from service.streams.topology.graph import Node, Topology, with_layouts
 from service.streams.topology.spec import JobSpec
 
 OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "refused"]
@@ -355,18 +355,7 @@ class _Comparing:
                 at = pointer("operators", self._names.index(name), "aggregates")
                 self._found.problems.append(Problem(at, str(error)))
 
-        def inheriting(node: Node) -> Node:
-            if node.store is None or layouts.get(node.name) is None:
-                return node
-            return replace(node, store=replace(node.store, layouts=layouts[node.name]))
-
-        return replace(
-            self._new.topology,
-            sub_topologies=[
-                replace(each, nodes=[inheriting(node) for node in each.nodes])
-                for each in self._new.topology.sub_topologies
-            ],
-        )
+        return with_layouts(self._new.topology, layouts)
 
     @staticmethod
     def _store(version: Version, operator: str) -> StoreSpec:
