@@ -15,7 +15,16 @@ from service.catalog.tables import CatalogTable, ChunkRow, JobRow, PartitionRow,
 from service.streams.errors import IllegalTransition, IncompatibleChange, InternalStream, JobExists, StreamExists
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
-from tests.integration.catalog.world import SlotDouble, ends, join, make_job, make_stream, post, slot, state_of
+from tests.integration.catalog.world import (
+    ends,
+    job_at_work,
+    join,
+    make_job,
+    make_stream,
+    post,
+    slot,
+    state_of,
+)
 
 SPREAD = {"op": "select_key", "key": "value->>'user'"}
 ONCE = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1_000}
@@ -31,16 +40,6 @@ def copy(catalog: Catalog, name: str = "trial", sink: Any = "trial-out", **more:
         return job_copies.copy_job(s, first, spec, topology, **more)
 
     return catalog.write(write)
-
-
-def worked(catalog: Catalog, **more: Any) -> tuple[JobRow, SlotDouble]:
-    """A job over two partitions that has read ten records of each."""
-    clicks = make_stream(catalog, partitions=2)
-    job = make_job(catalog, **more)
-    worker = slot(catalog, join(catalog), job)
-    post(catalog, clicks, {0: 10, 1: 10})
-    worker.run()
-    return job, worker
 
 
 def rows(catalog: Catalog, *tables: type[CatalogTable]) -> list[Any]:
@@ -69,7 +68,7 @@ def tasks(catalog: Catalog, job: JobRow) -> list[TaskRow]:
 
 
 def test_a_copy_stands_where_the_first_does_with_the_same_chunks(catalog: Catalog) -> None:
-    first, _ = worked(catalog, keep_dropped=True)
+    first, _ = job_at_work(catalog, keep_dropped=True)
     catalog.write(
         lambda s: s.execute(
             update(TaskRow).values(stream_time=7, is_closed=False, has_backlog=True, advanced={"to": 7})
@@ -94,7 +93,7 @@ def test_a_copy_stands_where_the_first_does_with_the_same_chunks(catalog: Catalo
 
 
 def test_the_first_is_untouched_and_both_go_on_alone(catalog: Catalog) -> None:
-    first, worker = worked(catalog)
+    first, worker = job_at_work(catalog)
     of_first = (TaskRow, ChunkRow, TaskInputRow)
     before = [set(each) for each in rows(catalog, *of_first)]
     copied = copy(catalog)
@@ -132,7 +131,7 @@ def test_what_lies_between_sub_topologies_is_copied_and_read_by_the_same_numbers
 
 
 def test_records_to_pass_over_are_passed_over_by_both(catalog: Catalog) -> None:
-    first, _ = worked(catalog)
+    first, _ = job_at_work(catalog)
     clicks = catalog.read(streams.get_stream, "clicks").id
     catalog.write(lambda s: s.add(SkipRow(job_id=first.id, stream_id=clicks, partition=1, offset=12)))
     copied = copy(catalog)
@@ -141,7 +140,7 @@ def test_records_to_pass_over_are_passed_over_by_both(catalog: Catalog) -> None:
 
 
 def test_segments_of_both_go_once_neither_names_them(catalog: Catalog) -> None:
-    worked(catalog)
+    job_at_work(catalog)
     post(catalog, catalog.read(streams.get_stream, "visits-once-changelog"), {0: 5})  # a segment of changes alone
     copied = copy(catalog)
     catalog.write(coordinator.change_job, "visits", "stop")
@@ -157,7 +156,7 @@ def test_segments_of_both_go_once_neither_names_them(catalog: Catalog) -> None:
 
 
 def test_a_copy_may_begin_paused(catalog: Catalog) -> None:
-    worked(catalog)
+    job_at_work(catalog)
     copied = copy(catalog, sink=None, is_paused=True)
     assert state_of(catalog, "trial") == "paused"
     post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
@@ -180,7 +179,7 @@ def test_a_copy_may_begin_paused(catalog: Catalog) -> None:
 def test_what_can_not_be_copied_so_is_refused_and_nothing_changes(
     catalog: Catalog, how: dict[str, Any], refusal: type[Exception], pointer: str
 ) -> None:
-    worked(catalog)
+    job_at_work(catalog)
     make_stream(catalog, "taken-once-changelog", partitions=1)
     before = rows(catalog)
     with pytest.raises(refusal) as refused:
@@ -190,7 +189,7 @@ def test_what_can_not_be_copied_so_is_refused_and_nothing_changes(
 
 
 def test_a_job_whose_tasks_have_a_change_to_take_over_is_not_copied(catalog: Catalog) -> None:
-    worked(catalog)
+    job_at_work(catalog)
     catalog.write(lambda s: s.execute(update(TaskRow).values(next_version=2)))
     before = rows(catalog)
     with pytest.raises(IllegalTransition, match="still to take its last change over"):

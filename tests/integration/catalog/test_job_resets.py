@@ -17,10 +17,10 @@ from service.streams.errors import IllegalTransition, InstanceGone, InvalidSpec,
 from service.streams.topology.replays import Wanted
 from service.streams.topology.starts import START
 from tests.integration.catalog.world import (
-    SlotDouble,
     batch,
     commit_of,
     ends,
+    job_at_work,
     join,
     make_job,
     make_stream,
@@ -31,19 +31,9 @@ from tests.integration.catalog.world import (
 )
 
 
-def made(catalog: Catalog, **more: Any) -> tuple[JobRow, SlotDouble]:
-    """A job over two partitions that has read ten records of each."""
-    clicks = make_stream(catalog, partitions=2)
-    job = make_job(catalog, **more)
-    worker = slot(catalog, join(catalog), job)
-    post(catalog, clicks, {0: 10, 1: 10})
-    worker.run()
-    return job, worker
-
-
 def stopped(catalog: Catalog, **more: Any) -> JobRow:
     """The same, once it was flushed, asked to replay, and stopped."""
-    job, worker = made(catalog, **more)
+    job, worker = job_at_work(catalog, **more)
     catalog.write(job_states.flush_job, "visits")
     catalog.write(coordinator.change_job, "visits", "stop")
     worker.leave()
@@ -166,7 +156,7 @@ def test_a_start_that_is_not_there_changes_nothing(catalog: Catalog, start: obje
 
 @pytest.mark.parametrize("verb", [None, "pause"])
 def test_a_job_that_may_run_is_not_reset(catalog: Catalog, verb: str | None) -> None:
-    made(catalog)
+    job_at_work(catalog)
     if verb is not None:
         catalog.write(coordinator.change_job, "visits", verb)
     with pytest.raises(IllegalTransition, match=f"{state_of(catalog)} can not be reset: `:stop` it first"):
@@ -174,7 +164,7 @@ def test_a_job_that_may_run_is_not_reset(catalog: Catalog, verb: str | None) -> 
 
 
 def test_a_job_that_drains_is_not_reset(catalog: Catalog) -> None:
-    made(catalog)
+    job_at_work(catalog)
     catalog.write(coordinator.change_job, "visits", "stop")
     with pytest.raises(IllegalTransition, match="draining"):
         reset(catalog)
@@ -186,7 +176,7 @@ def test_a_job_that_is_not_there_is_not_reset(catalog: Catalog) -> None:
 
 
 def test_a_failed_job_is_stopped_by_a_reset_and_its_last_slot_ends(catalog: Catalog) -> None:
-    job, worker = made(catalog)
+    job, worker = job_at_work(catalog)
     catalog.write(lambda s: job_states.fail_job(s, job_states.lock_job(s, name="visits"), {"detail": "why"}))
     reset(catalog)
     found = catalog.read(jobs.get_job, "visits")
@@ -197,7 +187,7 @@ def test_a_failed_job_is_stopped_by_a_reset_and_its_last_slot_ends(catalog: Cata
 
 
 def test_what_was_under_way_when_a_job_was_reset_never_counts(catalog: Catalog) -> None:
-    job, worker = made(catalog)
+    job, worker = job_at_work(catalog)
     post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
     task = next(task for task in worker.tasks() if task.work)
     late = batch(catalog, task, worker.joined)

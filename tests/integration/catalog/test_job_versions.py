@@ -36,6 +36,7 @@ from tests.integration.catalog.world import (
     batch,
     commit_of,
     ends,
+    job_at_work,
     join,
     make_job,
     make_stream,
@@ -64,11 +65,7 @@ HOLD = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms"
 
 def worked(catalog: Catalog, *operators: Any, **more: Any) -> tuple[JobRow, SlotDouble]:
     """A job over two partitions that has read ten records of each, up to the time 500."""
-    clicks = make_stream(catalog, partitions=2)
-    job = make_job(catalog, operators=list(operators or [once()]), **more)
-    worker = slot(catalog, join(catalog), job)
-    post(catalog, clicks, {0: 10, 1: 10})
-    worker.run()
+    job, worker = job_at_work(catalog, operators=list(operators or [once()]), **more)
     catalog.write(lambda s: s.execute(update(TaskRow).values(stream_time=500)))
     return job, worker
 

@@ -119,6 +119,16 @@ def slot(catalog: Catalog, instance_id: str, job: JobRow, index: int = 0, **more
     return SlotDouble(catalog, slot_id, joined)
 
 
+def job_at_work(catalog: Catalog, **more: Any) -> tuple[JobRow, SlotDouble]:
+    """A job over two partitions that has read ten records of each."""
+    clicks = make_stream(catalog, partitions=2)
+    job = make_job(catalog, **more)
+    worker = slot(catalog, join(catalog), job)
+    post(catalog, clicks, {0: 10, 1: 10})
+    worker.run()
+    return job, worker
+
+
 def batch(catalog: Catalog, task: AssignedTask, joined: JoinedSlot) -> TaskCommit:
     """The commit of a task's work: every record forwarded to the sink's same partition, one change per record."""
     [work] = task.work
