@@ -62,12 +62,23 @@ class LeaveRequest(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- requests: slots
 
 
+class NodeRef(msgspec.Struct, frozen=True):
+    """The replica folder of a slot: its id, the host that it is on, and which folder it is there (`place`, a text that
+    two folders never share).
+    """
+
+    id: Id
+    host: Text
+    place: Text
+
+
 class SlotRequest(msgspec.Struct, frozen=True):
-    """A slot says that it is there; it has chosen its own id."""
+    """A slot says that it is there; it has chosen its own id. `node`: where it keeps replicas (null: not said)."""
 
     slot: Id
     job: Id
     index: Int32
+    node: NodeRef | None = None
 
 
 class HeldTask(msgspec.Struct, frozen=True):
@@ -86,15 +97,23 @@ class HeldTask(msgspec.Struct, frozen=True):
     held_at: Count = 0
 
 
+class HeldCopy(msgspec.Struct, frozen=True):
+    """A copy that the slot keeps of a task that it does not run: store id → changelog position."""
+
+    task: Id
+    applied: dict[str, Count] = {}
+
+
 class PollRequest(msgspec.Struct, frozen=True):
-    """The tasks that the slot holds, and the specification and version of its job that it knows (empty, 0: not said);
-    the answer comes when one of them changes or there is work.
+    """The tasks that the slot holds, the copies that it keeps of others, and the specification and version of its job
+    that it knows (empty, 0: not said); the answer comes when one of them changes or there is work.
     """
 
     tasks: list[HeldTask] = []
     timeout_ms: WaitMs = MAX_WAIT_MS
     spec_sha256: Annotated[str, msgspec.Meta(max_length=64)] = ""
     job_version: Count = 0
+    copies: list[HeldCopy] = []
 
 
 class SegmentsRequest(msgspec.Struct, frozen=True):
@@ -352,9 +371,20 @@ class AssignedTask(msgspec.Struct, frozen=True):
         return bool(self.work) or any(each is not None for each in (self.advance, self.replay, self.adopt))
 
 
+class FollowedTask(msgspec.Struct, frozen=True):
+    """A task of which the slot keeps a copy without running it; `changelogs`: store → the end offset to follow to."""
+
+    task: str
+    name: str
+    sub_topology: int
+    partition: int
+    role: Literal["standby", "warm-up"]
+    changelogs: dict[str, int]
+
+
 class PollAnswer(msgspec.Struct, frozen=True):
-    """What a slot should do, exactly the tasks that it owns, and the job where the slot knows a former one, with the
-    ids behind its names.
+    """What a slot should do, exactly the tasks that it owns and those of which it keeps copies, and the job where the
+    slot knows a former one, with the ids behind its names.
     """
 
     directive: Literal["run", "leave"]
@@ -362,6 +392,7 @@ class PollAnswer(msgspec.Struct, frozen=True):
     job: JobToRun | None = None
     streams: dict[str, StreamRef] = {}
     stores: dict[str, StoreRef] = {}
+    copies: list[FollowedTask] = []
 
 
 class ChunkRange(msgspec.Struct, frozen=True):
