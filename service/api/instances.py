@@ -206,6 +206,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         job_id=body.job,
         slot_id=body.slot,
         index=body.index,
+        node=body.node,
         lease_ms=state.settings.lease_ms,
         initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )

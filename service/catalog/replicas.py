@@ -21,6 +21,7 @@ from service.catalog.engine import progress_topic, wake
 from service.catalog.tables import ReplicaRow, SlotRow, TaskRow
 
 ACTIVE: Final = "active"
+STANDBY: Final = "standby"
 RESTORING, RUNNING, BACKLOG = "restoring", "running", "backlog"
 
 IS_ACTIVE = (ReplicaRow.task_id == TaskRow.id) & (ReplicaRow.role == ACTIVE)  # how a task joins its active copy
@@ -41,10 +42,15 @@ class TaskOwner(NamedTuple):
 
 @dataclass(slots=True)
 class Holding:
-    """A locked task and its active copy (None: nobody ever owned it)."""
+    """A locked task and its copies, by node."""
 
     task: TaskRow
-    active: ReplicaRow | None
+    copies: dict[str, ReplicaRow]
+
+    @property
+    def active(self) -> ReplicaRow | None:
+        """The copy that it runs on, or ran on last; None: nobody ever owned it."""
+        return next((copy for copy in self.copies.values() if copy.role == ACTIVE), None)
 
     @property
     def slot_id(self) -> str | None:
@@ -67,16 +73,26 @@ class Holding:
             self.active.target_slot_id = target_slot_id
 
     def give(self, s: Session, slot: SlotRow | None, at_ms: int) -> None:
-        """Change its owner. A new owner has its copy to show."""
+        """Change its owner. A new owner has its copy to show; what is left on another node is a standby that nobody
+        keeps.
+        """
+        former = self.active
+        if former is not None:
+            former.slot_id = former.target_slot_id = None
         if slot is not None:
-            if self.active is None:
-                self.active = ReplicaRow(task_id=self.task.id, node_id=slot.instance_id, role=ACTIVE)
-                s.add(self.active)
-            self.active.node_id, self.active.state, self.active.applied = slot.instance_id, RESTORING, {}
-        if self.active is not None:
-            self.active.slot_id = None if slot is None else slot.id
-            self.active.target_slot_id = None
+            if former is not None and former.node_id != slot.node_id:
+                former.role = STANDBY
+                s.flush()  # before there is another active copy
+            here = self.copy_on(s, slot.node_id)
+            here.role, here.state, here.slot_id = ACTIVE, RESTORING, slot.id
         self._begin_epoch(at_ms)
+
+    def copy_on(self, s: Session, node_id: str) -> ReplicaRow:
+        """Its copy on a node; where there is none one that begins, which is to be given a role."""
+        if node_id not in self.copies:
+            self.copies[node_id] = ReplicaRow(task_id=self.task.id, node_id=node_id, state=RESTORING, applied={})
+            s.add(self.copies[node_id])
+        return self.copies[node_id]
 
     def renew(self, at_ms: int) -> None:
         """Let its owner, if there is one, begin anew: what that has under way is void, and it has its copy to show."""
@@ -101,10 +117,11 @@ class Report(NamedTuple):
 
 
 def holdings_of(s: Session, tasks: Iterable[TaskRow]) -> list[Holding]:
-    """Locked tasks with their active copies, in the order given."""
-    locked = list(tasks)
-    active = active_of(s, [task.id for task in locked])
-    return [Holding(task, active.get(task.id)) for task in locked]
+    """Locked tasks with their copies, in the order given."""
+    found = {task.id: Holding(task, {}) for task in tasks}
+    for row in s.scalars(_OF_TASKS, {"task_ids": list(found)}, execution_options=FRESH):
+        found[row.task_id].copies[row.node_id] = row
+    return list(found.values())
 
 
 def active_of(s: Session, task_ids: Sequence[str]) -> dict[str, ReplicaRow]:

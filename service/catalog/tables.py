@@ -175,6 +175,8 @@ class JobRow(CatalogTable):
     `spec_version`: the version of the job that `spec` and `topology` are; `change`: one that waits until the job is
     quiet, or why the last one was given up; `read_to`: of users' streams (id → an offset a partition), where the
     present version stops reading, while a change waits for what it has read to pass repartition streams.
+    `is_probing`: copies are on their way, and once they have caught up something moves; `rebalance_at_ms`: when to
+    decide anew who owns what, if nothing happens before.
     """
 
     __tablename__ = "jobs"
@@ -198,6 +200,8 @@ class JobRow(CatalogTable):
     spec_version: Mapped[int] = mapped_column(server_default="1", default=1)
     change: Mapped[Json | None]
     read_to: Mapped[Json | None]
+    is_probing: Mapped[bool] = mapped_column(server_default=false(), default=False)
+    rebalance_at_ms: Mapped[int | None]
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
@@ -340,12 +344,28 @@ class TaskInputRow(CatalogTable):
     sub_log: Mapped[int | None] = mapped_column(Integer)
 
 
+class NodeRow(CatalogTable):
+    """A replica folder, under the id that stands in it: on which host, and which folder there (`place`, of the file
+    system; empty for an instance that does not say, which is its own node). `tags`: of the instances that use it, and
+    its host.
+    """
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    host: Mapped[str]
+    place: Mapped[str]
+    tags: Mapped[Json]
+    seen_ms: Mapped[int]
+
+
 class ReplicaRow(CatalogTable):
-    """A copy of a task's stores on a node (today: what an instance keeps), and what it is for (`replicas` says more).
+    """A copy of a task's stores on a node, and what it is for (`replicas` says more).
 
     `slot_id` keeps it up to date, null while nobody does: copies outlive slots. `target_slot_id`: the slot to hand the
-    task to when its owner next asks for work. `applied`: store id → the changelog position that the copy has reached.
-    Whoever changes a row holds the lock of its task.
+    task to when its owner next asks for work. `applied`: store id → the changelog position that the copy has reached,
+    as it was `reported_ms`; `rate`: records a second by which it went further there. Whoever changes a row holds the
+    lock of its task.
     """
 
     __tablename__ = "replicas"
@@ -366,10 +386,14 @@ class ReplicaRow(CatalogTable):
     slot_id: Mapped[str | None] = mapped_column(index=True)
     target_slot_id: Mapped[str | None]
     applied: Mapped[Json] = mapped_column(default=dict)
+    reported_ms: Mapped[int | None]
+    rate: Mapped[int | None]
 
 
 class InstanceRow(CatalogTable):
-    """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is."""
+    """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is.
+    `leave_by_ms`: of one that leaves, until when its slots may keep their tasks.
+    """
 
     __tablename__ = "instances"
 
@@ -384,16 +408,20 @@ class InstanceRow(CatalogTable):
     lease_ms: Mapped[int]
     lease_until_ms: Mapped[int]
     joined_ms: Mapped[int]
+    leave_by_ms: Mapped[int | None]
 
 
 class SlotRow(CatalogTable):
-    """A resident Spark task of a job; a new one with the same instance, job and index takes its place."""
+    """A resident Spark task of a job, and the node that it keeps its copies on; a new one with the same instance, job
+    and index takes its place.
+    """
 
     __tablename__ = "slots"
     __table_args__ = (Index(None, "job_id", "state"), Index(None, "instance_id", "state"))
 
     id: Mapped[str] = mapped_column(primary_key=True)
     instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id"))
+    node_id: Mapped[str] = mapped_column(server_default="", index=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     slot_index: Mapped[int] = mapped_column(Integer)
     state: Mapped[str]
@@ -404,7 +432,9 @@ class SlotRow(CatalogTable):
 
 
 class RebalanceRow(CatalogTable):
-    """One round of assignment: why, what moved, how long until the last hand-over (null: not yet)."""
+    """One round of assignment: why, what moved, how long until the last hand-over (null: not yet); the group as it was
+    and what was decided, in the shapes of `millrace assign`.
+    """
 
     __tablename__ = "rebalances"
 
@@ -415,6 +445,8 @@ class RebalanceRow(CatalogTable):
     reason: Mapped[str]
     moved: Mapped[Json]
     took_ms: Mapped[int | None]
+    input: Mapped[Json | None]
+    output: Mapped[Json | None]
 
 
 class ApiKeyRow(CatalogTable):

@@ -20,6 +20,7 @@ from service.catalog.job_changes import StoreToAdopt, handovers, to_adopt
 from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
+from service.catalog.replicas import ACTIVE
 from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
 from service.protocol import (
@@ -110,7 +111,7 @@ _TASK = (
 _ASSIGNED = Prepared(
     READ.add_columns(*(column.label(f"task_{column.key}") for column in _TASK))
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
-    .where(ReplicaRow.slot_id == bindparam("slot_id"))
+    .where(ReplicaRow.slot_id == bindparam("slot_id"), ReplicaRow.role == ACTIVE)
     .order_by(TaskRow.sub_topology, TaskRow.partition, TaskInputRow.number)
 )
 _CHANGELOGS = Prepared(
@@ -121,7 +122,7 @@ _CHANGELOGS = Prepared(
         PartitionRow,
         (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
     )
-    .where(ReplicaRow.slot_id == bindparam("slot_id"), StoreRow.is_removed.is_(False))
+    .where(ReplicaRow.slot_id == bindparam("slot_id"), ReplicaRow.role == ACTIVE, StoreRow.is_removed.is_(False))
 )
 
 

@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, wake
 from service.catalog.job_states import STAFFED, lock_job
+from service.catalog.nodes import join_node
 from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, TaskRow
 from service.catalog.tasks import ids_of_job, job_to_run
 from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
 from service.coordinator.ownership import end_slots, members_of, rebalance, take_tasks
-from service.protocol import JoinedSlot, WantedJob, WantedJobs
+from service.protocol import JoinedSlot, NodeRef, WantedJob, WantedJobs
 from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
 
@@ -144,6 +145,7 @@ def join_slot(
     job_id: str,
     slot_id: str,
     index: int,
+    node: NodeRef | None = None,
     lease_ms: int = SESSION_TIMEOUT_MS,
     initial_delay_ms: int = NO_DELAY_MS,
 ) -> JoinedSlot:
@@ -152,14 +154,14 @@ def join_slot(
     For `initial_delay_ms` after the first slot of a job, those that are to follow keep their shares free (Kafka's
     group.initial.rebalance.delay.ms), so that the first does not begin with what it has to give away. Joining again
     under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone, IllegalTransition (the
-    job wants no slots).
+    job wants no slots), NodeElsewhere.
     """
     job = lock_job(s, job_id=job_id)
     slot = s.get(SlotRow, slot_id)
     if slot is not None and slot.state != LIVE:
         raise InstanceGone(f"Slot {slot_id}")
     if slot is None:
-        former = _admit(s, job, instance_id, slot_id, index, lease_ms)
+        former = _admit(s, job, instance_id, slot_id, index, node, lease_ms)
         reason = "a slot was started again" if former else "a slot joined"
         rebalance(s, job, reason, _awaited(s, job, initial_delay_ms))
     return _describe_slot(s, job, slot_id, lease_ms)
@@ -171,7 +173,9 @@ def leave_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> N
     end_slots(s, [slot_id], "a slot left")
 
 
-def _admit(s: Session, job: JobRow, instance_id: str, slot_id: str, index: int, lease_ms: int) -> Sequence[str]:
+def _admit(
+    s: Session, job: JobRow, instance_id: str, slot_id: str, index: int, node: NodeRef | None, lease_ms: int
+) -> Sequence[str]:
     """Returns the slots whose place it takes."""
     instance = s.get(InstanceRow, instance_id)
     if instance is None:
@@ -184,7 +188,8 @@ def _admit(s: Session, job: JobRow, instance_id: str, slot_id: str, index: int, 
     former = s.scalars(select(SlotRow.id).where(*same_place, SlotRow.state == LIVE)).all()
     take_tasks(s, [job], former)
     at = now_ms(s)
-    slot = SlotRow(id=slot_id, instance_id=instance_id, job_id=job.id, slot_index=index, state=LIVE)
+    node_id = join_node(s, node, instance, at)
+    slot = SlotRow(id=slot_id, instance_id=instance_id, node_id=node_id, job_id=job.id, slot_index=index, state=LIVE)
     slot.lease_ms, slot.lease_until_ms, slot.joined_ms = lease_ms, at + lease_ms, at
     s.add(slot)
     s.flush()

@@ -46,7 +46,7 @@ def _assign(s: Session, job: JobRow, reason: str, awaited: Sequence[sticky.Membe
     holdings, members, at = lock_holdings(s, job.id), members_of(s, job.id), now_ms(s)
     slots = {slot.id: slot for slot in members}
     wanted = sticky.assign(
-        [*(sticky.Member(slot.id, slot.instance_id) for slot in members), *awaited],
+        [*(sticky.Member(slot.id, slot.node_id) for slot in members), *awaited],
         [
             sticky.TaskToAssign(each.task.id, each.task.sub_topology, each.slot_id, each.node_id)
             for each in sorted(holdings, key=lambda each: (each.task.sub_topology, each.task.partition))

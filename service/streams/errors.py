@@ -39,6 +39,7 @@
     │   ├── SegmentNotPending
     │   ├── WrongStoreType
     │   ├── KeyHasNoOwner
+    │   ├── NodeElsewhere
     │   └── StaleEpoch
     ├── StaleTag                              412
     ├── StoreNotReadable                      503  nobody can look into it just now
@@ -579,6 +580,16 @@ class OffsetTruncated(StreamError):
     def __init__(self, start_offset: int) -> None:
         self.start_offset = start_offset
         super().__init__(f"The partition starts at offset {start_offset}")
+
+
+class NodeElsewhere(Conflict):
+    """Slots live on a node of this id in another place: the folder was cloned, and needs an id of its own."""
+
+    code = "node_elsewhere"
+
+    def __init__(self, node_id: str, host: str) -> None:
+        self.node_id = node_id
+        super().__init__(f"Node {node_id} is in use in another place, on host {host!r}: make another id and join again")
 
 
 class InstanceGone(StreamError):

@@ -372,6 +372,32 @@ def test_an_instance_that_can_not_be_is_refused(refusing: Member, change: Json) 
     assert answer.json()["code"] == "invalid_request"
 
 
+@pytest.mark.parametrize(
+    ("node", "pointer"),
+    [
+        ("disk", "/node"),
+        ({"id": "disk", "host": "here"}, "/node"),
+        ({"id": "a b", "host": "here", "place": "8:2"}, "/node/id"),
+        ({"id": "d" * 300, "host": "here", "place": "8:2"}, "/node/id"),
+        ({"id": "disk", "host": "h" * 300, "place": "8:2"}, "/node/host"),
+        ({"id": "disk", "host": "here", "place": 8}, "/node/place"),
+    ],
+)
+def test_a_node_that_can_not_be_is_refused(refusing: Member, node: Any, pointer: str) -> None:
+    body = {"slot": uuid4().hex, "job": refusing.job["id"], "index": 1, "node": node}
+    answer = refusing.http.post(f"/v1/instances/{refusing.instance}/slots", json=body)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)
+
+
+def test_a_node_that_is_in_use_elsewhere_is_a_conflict(member: Member) -> None:
+    body = {"slot": uuid4().hex, "job": member.job["id"], "index": 1}
+    disk = {"id": "disk", "host": "here", "place": "8:2"}
+    where = f"/v1/instances/{member.instance}/slots"
+    member.http.post(where, json=body | {"node": disk}).raise_for_status()
+    answer = member.http.post(where, json=body | {"slot": uuid4().hex, "index": 2, "node": disk | {"host": "there"}})
+    assert (answer.status_code, answer.json()["code"]) == (409, "node_elsewhere")
+
+
 def test_a_field_that_only_a_later_version_knows_is_ignored(member: Member) -> None:
     member.post_records(1)
     [task] = member.poll([])["tasks"]
