@@ -6,7 +6,7 @@ Knows how the parts are put together. Refuses to know what any of them does.
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -55,6 +55,8 @@ from service.storage.segments import Storage, open_storage
 from service.storage.view import Views
 from service.streams import partitioner
 
+LEASE_ROUNDS: Final = 5  # rounds a lease in which those of idle slots are renewed
+
 
 class State(TypedDict):
     """The parts of the service, on `request.state`."""
@@ -71,6 +73,7 @@ class State(TypedDict):
     lookups: Lookups
     key_pages: KeyPages
     simulations: Simulations
+    quiet_polls: coordinator.QuietPolls
 
 
 class Service(FastAPI):
@@ -170,8 +173,10 @@ def _open(settings: Settings) -> State:
     collector = Collector(
         catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
     )
+    quiet_polls = coordinator.QuietPolls(catalog, hub.has_woken)
     every_s = settings.collect_every_ms / 1000
     loops = [
+        Loop("leases", settings.lease_ms / LEASE_ROUNDS / 1000, quiet_polls.renew),
         Loop("coordinator", settings.tick_ms / 1000, lambda: _tick(catalog, settings)),
         Loop("collector", every_s, collector.run_once),
     ]
@@ -193,6 +198,7 @@ def _open(settings: Settings) -> State:
         lookups=Lookups(catalog, hub, _source(settings)),
         key_pages=KeyPages(),
         simulations=Simulations(),
+        quiet_polls=quiet_polls,
     )
 
 

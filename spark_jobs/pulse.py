@@ -15,7 +15,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -53,6 +53,7 @@ class Pulse:
         attempt = context.taskAttemptId() if context else os.getpid()
         self._file = folder / str(attempt)
         self._beat_s = self._armed_s = 0.0
+        self._is_asking = False
 
     def __enter__(self) -> Self:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +69,20 @@ class Pulse:
     def silent_s(self) -> float:
         """How long ago the loop moved."""
         return time.monotonic() - self._beat_s
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the loop waits for an answer: the question itself keeps the lease."""
+        return self._is_asking
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """The loop asks and waits for an answer meanwhile."""
+        self._is_asking = True
+        try:
+            yield
+        finally:
+            self._is_asking = False
 
     def beat(self) -> None:
         """The loop moved."""
@@ -102,5 +117,5 @@ class LeaseKeeper:
         while not self._ended.wait(self._every_s):
             if self._pulse.silent_s < BUSY_LIMIT_S:
                 self._pulse.touch()
-                if self._pulse.silent_s > self._every_s:
+                if self._pulse.silent_s > self._every_s and not self._pulse.is_asking:
                     self._renew()

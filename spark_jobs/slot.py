@@ -131,7 +131,8 @@ class Slot:
         time.sleep(self._rounds.pause_s(self._tasks.values()))
         try:
             held = [task.held(self._job.joined.stores) for task in self._tasks.values()]
-            answer = self._api.poll(self._path, held, self._wait_ms(), self._job.joined.job)
+            with self._pulse.asking():
+                answer = self._api.poll(self._path, held, self._wait_ms(), self._job.joined.job)
             if answer.directive == "leave":
                 return self._leave()
             if answer.job is not None:

@@ -218,17 +218,21 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
     """Ask what to do: answers at once when there is work or the owned tasks differ, else when that changes."""
     body, state = await read_struct(request, POLL), request.state
     until = _deadline(body.timeout_ms, state.settings.lease_ms)
+    asked = (instance, msgspec.structs.replace(body, timeout_ms=0))
     while True:
         seen = state.hub.seen
-        found = await run_in_threadpool(
-            coordinator.poll_slot,
-            state.catalog,
-            slot,
-            body.tasks,
-            instance_id=instance,
-            known=body.spec_sha256,
-            known_version=body.job_version,
-        )
+        found = state.quiet_polls.kept(slot, asked)
+        if found is None:
+            found = await run_in_threadpool(
+                coordinator.poll_slot,
+                state.catalog,
+                slot,
+                body.tasks,
+                instance_id=instance,
+                known=body.spec_sha256,
+                known_version=body.job_version,
+            )
+            state.quiet_polls.keep(slot, asked, found, seen)
         left = until - time.monotonic()
         if found.is_ready or left <= 0 or state.hub.is_closed:
             return _answer(found.answer)

@@ -5,6 +5,7 @@ leases       who is taken to be alive
 ownership    who should own a task, and how it changes hands
 members      instances and slots join and leave
 polls        slots at work: polls, commits, failures
+quiet_polls  slots that have nothing to do
 verbs        people pause, stop and change jobs
 changes      a job becomes another version
 evictions    the round that ends members that say nothing
@@ -17,12 +18,14 @@ from service.coordinator.evictions import SEEN, tick
 from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
 from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
 from service.coordinator.polls import PollOutcome, commit_tasks, fail_task, poll_slot
+from service.coordinator.quiet_polls import QuietPolls
 from service.coordinator.verbs import change_job, change_spec, reset_job
 
 __all__ = [
     "SEEN",
     "SESSION_TIMEOUT_MS",
     "PollOutcome",
+    "QuietPolls",
     "change_job",
     "change_spec",
     "change_version",

@@ -5,9 +5,10 @@ It knows the states of instances and slots; it refuses to know what becomes of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, case, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog.driver import Prepared
@@ -38,6 +39,15 @@ def renew_slot(s: Session, slot_id: str) -> bool:
     renewed = update(SlotRow).where(SlotRow.id == slot_id, SlotRow.state == LIVE)
     kept = renewed.values(lease_until_ms=now_ms(s) + SlotRow.lease_ms).returning(SlotRow.id)
     return s.scalars(kept, execution_options=UNSEEN).one_or_none() is not None
+
+
+def renew_slots(s: Session, slot_ids: Sequence[str], age_ms: int) -> set[str]:
+    """Begin the leases of live slots anew, as of `age_ms` ago; those that there are."""
+    until = now_ms(s) - age_ms + SlotRow.lease_ms
+    live = update(SlotRow).where(SlotRow.id.in_(slot_ids), SlotRow.state == LIVE)
+    longest = case((SlotRow.lease_until_ms > until, SlotRow.lease_until_ms), else_=until)
+    renewed = live.values(lease_until_ms=longest).returning(SlotRow.id)
+    return set(s.scalars(renewed, execution_options=UNSEEN))
 
 
 def require_slot(s: Session, slot_id: str, *, instance_id: str | None = None) -> SlotRow:

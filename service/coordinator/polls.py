@@ -90,6 +90,8 @@ def poll_slot(
     InstanceGone, UnknownSlot (it is another instance's).
     """
     look = catalog.read(_look, slot_id, held, instance_id, known, known_version)
+    if look.is_lease_due and not look.is_write_due:
+        catalog.write(_keep_lease, slot_id)
     if look.is_write_due:
         more = {"is_stage_closed": look.is_stage_closed, "is_change_due": look.is_change_due}
         catalog.write(_keep_slot, slot_id, look.reports, **more)
@@ -101,7 +103,8 @@ def poll_slot(
 
 class _Look(NamedTuple):
     outcome: PollOutcome
-    is_write_due: bool
+    is_lease_due: bool
+    is_write_due: bool  # of more than the lease
     reports: Mapping[str, Report]  # by task, of those that the slot holds under the epoch that the catalog holds
     is_stage_closed: bool = False
     is_change_due: bool = False
@@ -130,7 +133,7 @@ def _look(
     require_same_instance(slot_id, now.instance_id, instance_id)
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
-        return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, {})
+        return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, False, {})
     progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
     tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
     read = {(at.stream_id, at.partition) for task in tasks for at in task.inputs}
@@ -170,9 +173,8 @@ def _look(
     }
     is_stage_closed = progress is not None and progress.is_stage_closed
     is_change_due = now.is_changing and job_changes.is_due(s, now.job_id)
-    is_job_due = now.is_lease_due or is_stage_closed or is_change_due
-    is_write_due = is_job_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
-    return _Look(outcome, is_write_due, reports, is_stage_closed, is_change_due)
+    is_write_due = is_stage_closed or is_change_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
+    return _Look(outcome, now.is_lease_due, is_write_due, reports, is_stage_closed, is_change_due)
 
 
 class _Pausing(NamedTuple):
@@ -264,6 +266,10 @@ def _keep_slot(
         if locked[task_id].epoch == epochs.get(task_id):
             note_report(s, locked[task_id], copy, reports[task_id])
     s.flush()
+    _keep_lease(s, slot_id)
+
+
+def _keep_lease(s: Session, slot_id: str) -> None:
     if not renew_slot(s, slot_id):
         raise InstanceGone(f"Slot {slot_id}")
 
@@ -279,14 +285,15 @@ def _source_truncated(s: Session, task: Assigned) -> Json:
 def commit_tasks(
     s: Session, slot_id: str, commits: Sequence[TaskCommit], *, instance_id: str | None = None
 ) -> list[Verdict]:
-    """Judge each commit alone and write what is accepted (`catalog.commits`); the slot's lease is kept with it.
+    """Judge each commit alone and write what is accepted (`catalog.commits`); the slot's lease is kept with it, also
+    without any commit.
 
     Raises UnknownSlot (it is another instance's).
     """
     lease = next(iter(LEASE_OF_SLOT.rows(s, slot_id=slot_id)), None)
     if lease is not None:
         require_same_instance(slot_id, lease[0], instance_id)
-    verdicts = committing.commit_tasks(s, slot_id, commits)
+    verdicts = committing.commit_tasks(s, slot_id, commits) if commits else []
     if lease is not None and is_renewal_due(*lease[1:]):
         renew_slot(s, slot_id)
     return verdicts
