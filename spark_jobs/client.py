@@ -127,9 +127,9 @@ class Api:
 
     # ------------------------------------------------------------ slots
 
-    def join_slot(self, instance_id: str, *, slot_id: str, job_id: str, index: int) -> JoinedSlot:
+    def join_slot(self, instance_id: str, slot: SlotRequest) -> JoinedSlot:
         """Become a slot of a job in the place of the one before. Raises ApiError."""
-        return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", SlotRequest(slot_id, job_id, index))
+        return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", slot)
 
     def poll(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,7 +22,17 @@ import msgspec
 import structlog
 
 from service import logs
-from service.protocol import AssignedTask, ChunkRange, JobToRun, JoinedSlot, PollAnswer, TaskError, Verdict
+from service.protocol import (
+    AssignedTask,
+    ChunkRange,
+    JobToRun,
+    JoinedSlot,
+    PollAnswer,
+    SlotRequest,
+    TaskError,
+    Verdict,
+)
+from service.storage.node import Node
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
@@ -37,6 +48,7 @@ BESIDE_S: Final = 0.03  # of a turn for copies that are behind, while tasks run:
 ALONE_S: Final = 0.5  # where nothing else is to be done
 JOIN_ATTEMPTS: Final = 20
 JOIN_PAUSE_S: Final = 0.25
+NODE_ELSEWHERE: Final = "node_elsewhere"  # the code of the refusal
 OVERTAKEN: Final = {
     "stale_epoch",
     "stale_version",
@@ -55,8 +67,12 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
     started, ended_well = time.monotonic(), False
     try:
         private_folder(place.replica_dir)
-        with Api(place.api_url, api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
-            while _live_once(api, place, index, pulse):
+        with (
+            Api(place.api_url, api_key) as api,
+            Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse,
+            Node(place.replica_dir, socket.gethostname()) as node,
+        ):
+            while _live_once(api, place, index, pulse, node):
                 pass
         memory.hand_back()  # Spark keeps the process for the next job's slot
         ended_well = True
@@ -68,9 +84,9 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
             time.sleep(max(0.0, started + 1.0 - time.monotonic()))
 
 
-def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> bool:
+def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: Node) -> bool:
     """Join and run until told to leave (False) or found gone (True)."""
-    joined = _join(api, place, index, pulse)
+    joined = _join(api, place, index, pulse, node)
     if joined is None:
         return False
     with Slot(api, place, joined, pulse) as slot:
@@ -83,14 +99,20 @@ def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> bool:
     return False
 
 
-def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> JoinedSlot | None:
-    """None: the job wants no slot here. An instance that is gone may be about to join again."""
+def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: Node) -> JoinedSlot | None:
+    """None: the job wants no slot here. An instance that is gone may be about to join again; a node that is in use
+    elsewhere becomes another one.
+    """
     for _ in range(JOIN_ATTEMPTS):
         try:
-            return api.join_slot(place.instance_id, slot_id=uuid.uuid4().hex, job_id=place.job_id, index=index)
+            slot = SlotRequest(uuid.uuid4().hex, place.job_id, index, node.ref)
+            return api.join_slot(place.instance_id, slot)
         except Unreachable:
             pass  # asked for long enough already
         except Refused as error:
+            if error.code == NODE_ELSEWHERE:
+                node.renew()
+                continue
             if error.status not in {404, 409, 410}:
                 raise
             if error.status != 410:

@@ -18,7 +18,8 @@ from service.streams.topology.graph import Topology
 from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Changelog, FindChunks, Follower, StorePartition
 
-HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
+HAND_OVER_LEASES: Final = 3  # a former owner that hangs is killed after so many, and its locks go with it
+HAND_OVER_S: Final = 3.0  # on top of them
 
 
 class JobStores:
@@ -39,9 +40,10 @@ class JobStores:
     def replicas(self, assigned: AssignedTask) -> dict[str, Follower[Replica]]:
         """The replicas that a task runs on, by store name; none is open yet.
 
-        For a while none is begun anew where a former owner, which gives it up just now, has one open still.
+        None is begun anew where a former owner has one open that it gives up just now, or for as long as it may take
+        until it is killed: a new life of a replica costs a full restore.
         """
-        waits_until_s = time.monotonic() + HAND_OVER_S
+        waits_until_s = time.monotonic() + HAND_OVER_LEASES * self._joined.lease_ms / 1000 + HAND_OVER_S
         found = {}
         for name, end in assigned.changelogs.items():
             at = (name, assigned.partition)
@@ -63,7 +65,7 @@ class JobStores:
     def _open_replica(self, at: StorePartition, waits_until_s: float, end: int) -> Replica | None:
         store, partition = at
         store_id = self._joined.stores[store].id
-        path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, partition)
+        path = replica_path(self._place.replica_dir, store_id, partition)
         if time.monotonic() < waits_until_s and environments.is_open_elsewhere(path):
             return None
         return Replica.open(path, self._specs[store], store_id, self._joined.lineage, end)

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.protocol import JoinRequest, TaskCommit
+from service.protocol import JoinRequest, SlotRequest, TaskCommit
+from service.storage.node import Node
 from service.storage.replica import Replica
 from service.storage.segments import Storage
 from spark_jobs import follow, memory, rounds, tasks
@@ -80,9 +81,9 @@ class World:
             job_id,
         )
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
-        joined = self.api.join_slot(
-            self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=job_id, index=index
-        )
+        node = self.opened.enter_context(Node(place.replica_dir, "localhost"))
+        slot = SlotRequest(f"slot-{time.monotonic_ns()}", job_id, index, node.ref)
+        joined = self.api.join_slot(self.member.instance_id, slot)
         return self.opened.enter_context(Slot(self.api, place, joined, pulse))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.protocol import JoinRequest, TaskCommit, TaskError
+from service.protocol import JoinRequest, SlotRequest, TaskCommit, TaskError
 from spark_jobs.client import Api, Gone, Refused, Unreachable
 
 Answer = tuple[int, dict[str, Any]] | None  # None: the connection is closed without one
@@ -173,7 +173,7 @@ def make_verbs() -> list[Callable[[Api], object]]:
     return [
         lambda api: api.join_instance(JoinRequest("i", "1", "here", 1)),
         lambda api: api.heartbeat("i", "1", {}, ""),
-        lambda api: api.join_slot("i", slot_id="s", job_id="j", index=0),
+        lambda api: api.join_slot("i", SlotRequest("s", "j", 0)),
         lambda api: api.poll("/slot", [], 0),
         lambda api: api.find_chunks("/slot", "s", 0, 0, 1),
         lambda api: api.fail_task("/slot", task_id="t", epoch=1, error=TaskError("x", "y")),
