@@ -227,7 +227,7 @@ class Slot:
         for task in self._behind():
             with self._border.around(task):
                 task.open()
-        behind = self._behind()
+        behind = [task for task in self._behind() if task.is_open]
         until_s = _until_s(is_alone=len(behind) == len(self._tasks))
         for task in behind:
             with self._border.around(task):

@@ -60,6 +60,11 @@ class StreamTask:
         return any(head.sub_log is not None for head in self.assigned.inputs)
 
     @property
+    def is_open(self) -> bool:
+        """Whether all its replicas are open: a former owner may have one still."""
+        return all(replica.is_open for replica in self.replicas.values())
+
+    @property
     def is_restored(self) -> bool:
         return not any(replica.is_behind for replica in self.replicas.values())
 
