@@ -415,13 +415,16 @@ def test_little_leaves_nothing_worth_giving_back(world: World, handed_back: list
     assert not handed_back
 
 
-def test_what_a_restore_took_is_given_back(world: World, handed_back: list[float]) -> None:
+def test_what_a_restore_took_is_given_back(
+    world: World, handed_back: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = world.job()
     first = world.slot(job)
     world.post(1)
     turn_until(first, lambda: world.all_out() == [1])
     end(first)
     shutil.rmtree(world.folder / "replicas")
+    monkeypatch.setattr(memory, "SWELLS_BYTES", 0)
     second = world.slot(job)
     turn_until(second, lambda: bool(handed_back), turns=3)
 
