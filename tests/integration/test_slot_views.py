@@ -177,6 +177,7 @@ def test_what_filling_a_view_took_is_given_back(world: World, monkeypatch: pytes
     slot.turn()
     times: list[float] = []
     monkeypatch.setattr(memory, "hand_back", lambda: times.append(time.monotonic()))
+    monkeypatch.setattr(memory, "SWELLS_BYTES", 0)
     with view.connect(world.redis_url) as client:
         client.flushdb()
     turn_until(slot, lambda: world.counted() == {"a": 1, "b": 1})
