@@ -34,7 +34,7 @@ from service.protocol import (
     TaskError,
     Verdict,
 )
-from service.storage.node import Node
+from service.storage.node import NodeFolder
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
@@ -72,7 +72,7 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
         with (
             Api(place.api_url, api_key) as api,
             Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse,
-            Node(place.replica_dir, socket.gethostname()) as node,
+            NodeFolder(place.replica_dir, socket.gethostname()) as node,
         ):
             while _live_once(api, place, index, pulse, node):
                 pass
@@ -86,7 +86,7 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
             time.sleep(max(0.0, started + 1.0 - time.monotonic()))
 
 
-def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: Node) -> bool:
+def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeFolder) -> bool:
     """Join and run until told to leave (False) or found gone (True)."""
     joined = _join(api, place, index, pulse, node)
     if joined is None:
@@ -101,7 +101,7 @@ def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: Node)
     return False
 
 
-def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: Node) -> JoinedSlot | None:
+def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeFolder) -> JoinedSlot | None:
     """None: the job wants no slot here. An instance that is gone may be about to join again; a node that is in use
     elsewhere becomes another one.
     """

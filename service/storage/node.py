@@ -37,7 +37,7 @@ class NodeInUse(OSError):
         super().__init__(f"{folder} is in use from another host: each host needs a replica folder of its own")
 
 
-class Node:
+class NodeFolder:
     """The use of a folder as a node, until it is closed; a context manager. `host`: the name of this host.
 
     Raises NodeInUse, OSError.

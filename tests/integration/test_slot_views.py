@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from service import lookups
 from service.protocol import JoinRequest, SlotRequest
 from service.storage import view
-from service.storage.node import Node
+from service.storage.node import NodeFolder
 from service.streams.errors import StoreNotReadable
 from spark_jobs import follow, memory
 from spark_jobs.client import Api, SlotPlace
@@ -67,7 +67,7 @@ class World:
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
         where = (self.member.storage_uri, self.folder / replicas, self.job)
         place = SlotPlace(self.service.url, self.member.instance_id, *where)
-        node = self.opened.enter_context(Node(place.replica_dir, "localhost"))
+        node = self.opened.enter_context(NodeFolder(place.replica_dir, "localhost"))
         slot = SlotRequest(f"slot-{time.monotonic_ns()}", self.job, 0, node.ref)
         joined = self.api.join_slot(self.member.instance_id, slot)
         joined = joined if has_redis else replace(joined, redis_url=None)

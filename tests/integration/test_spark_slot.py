@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.protocol import JoinRequest, SlotRequest, TaskCommit
-from service.storage.node import Node, node_id_of
+from service.storage.node import NodeFolder, node_id_of
 from service.storage.replica import Replica
 from service.storage.segments import Storage
 from spark_jobs import follow, memory, rounds, stores, tasks
@@ -82,7 +82,7 @@ class World:
             job_id,
         )
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
-        node = self.opened.enter_context(Node(place.replica_dir, "localhost"))
+        node = self.opened.enter_context(NodeFolder(place.replica_dir, "localhost"))
         slot = SlotRequest(f"slot-{time.monotonic_ns()}", job_id, index, node.ref)
         joined = self.api.join_slot(self.member.instance_id, slot)
         return self.opened.enter_context(Slot(self.api, place, joined, pulse))
@@ -345,7 +345,7 @@ def test_a_node_that_was_cloned_takes_another_id_and_joins(world: World, tmp_pat
         world.service.url, world.member.instance_id, world.member.storage_uri, world.folder / "clone", job
     )
     pulse = world.opened.enter_context(Pulse(world.folder / "pulses"))
-    with Node(world.folder / "clone", "localhost") as clone:
+    with NodeFolder(world.folder / "clone", "localhost") as clone:
         before = clone.ref.id
         assert before == node_id_of(world.folder / "replicas")
         assert slots._join(world.api, place, 1, pulse, clone) is not None

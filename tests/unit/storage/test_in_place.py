@@ -17,7 +17,7 @@ import pytest
 
 from service.storage import in_place
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
-from service.storage.node import Node
+from service.storage.node import NodeFolder
 from service.storage.replica import Replica, replica_path
 from service.streams.errors import ReplicaDamaged
 from tests.unit.storage.replicas import STORE, changes, key, value
@@ -33,7 +33,7 @@ def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replic
 
 def node(root: Path, name: str) -> str:
     """The id of the node in the folder of this name, which is made."""
-    with Node(root / name, "here") as made:
+    with NodeFolder(root / name, "here") as made:
         return made.ref.id
 
 

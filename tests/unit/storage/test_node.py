@@ -14,11 +14,11 @@ import pytest
 from service.protocol import NodeRef
 from service.storage import node
 from service.storage.environments import boot_id
-from service.storage.node import Node, NodeInUse, node_id_of
+from service.storage.node import NodeFolder, NodeInUse, node_id_of
 
 
 def named(folder: Path, host: str = "here") -> NodeRef:
-    with Node(folder, host) as found:
+    with NodeFolder(folder, host) as found:
         return found.ref
 
 
@@ -40,7 +40,7 @@ def test_a_folder_keeps_its_id(tmp_path: Path) -> None:
 
 def test_all_who_use_a_folder_at_once_say_the_same_of_it(tmp_path: Path) -> None:
     """Containers of one host have names of their own, and are on one host all the same."""
-    with Node(tmp_path, "one") as first, Node(tmp_path, "another") as second:
+    with NodeFolder(tmp_path, "one") as first, NodeFolder(tmp_path, "another") as second:
         assert first.ref == second.ref
 
 
@@ -64,9 +64,9 @@ def test_after_a_restart_of_the_machine_it_is_the_same_node_at_another_place(tmp
 
 
 def test_a_copy_of_a_folder_has_its_id_at_another_place_until_it_is_renewed(tmp_path: Path) -> None:
-    with Node(tmp_path / "first", "here") as first:
+    with NodeFolder(tmp_path / "first", "here") as first:
         shutil.copytree(tmp_path / "first", tmp_path / "copy")
-        with Node(tmp_path / "copy", "here") as copy:
+        with NodeFolder(tmp_path / "copy", "here") as copy:
             assert copy.ref.id == first.ref.id
             assert copy.ref.place != first.ref.place
             copy.renew()
@@ -77,9 +77,9 @@ def test_a_copy_of_a_folder_has_its_id_at_another_place_until_it_is_renewed(tmp_
 
 def test_all_who_renew_an_id_at_once_agree_on_the_next_one(tmp_path: Path) -> None:
     with ExitStack() as opened, ThreadPoolExecutor(6) as threads:
-        users = [opened.enter_context(Node(tmp_path, "here")) for _ in range(6)]
+        users = [opened.enter_context(NodeFolder(tmp_path, "here")) for _ in range(6)]
         before = users[0].ref
-        list(threads.map(Node.renew, users))
+        list(threads.map(NodeFolder.renew, users))
         (after,) = {user.ref for user in users}
         assert after.id != before.id
         assert named(tmp_path) == after
@@ -88,10 +88,10 @@ def test_all_who_renew_an_id_at_once_agree_on_the_next_one(tmp_path: Path) -> No
 def test_a_folder_that_is_in_use_at_another_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that two hosts share: LMDB can not be there."""
     monkeypatch.setattr(node, "SETTLE_S", 0.05)
-    with Node(tmp_path, "here"):
+    with NodeFolder(tmp_path, "here"):
         rename(tmp_path, place="another boot:1:2")
         with pytest.raises(NodeInUse, match="another host"):
-            Node(tmp_path, "here")
+            NodeFolder(tmp_path, "here")
     assert named(tmp_path).place.startswith(boot_id())
 
 
