@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parent / "cases"
-SIZES = [1, 7, 1000]
-BY_ONE_MAX = 40  # records of a case that is run one by one, 5 ms each: five cases or more of each part
+BATCH, LARGE_BATCH = 7, 97  # records; the larger cuts cases of more than LARGE records, which 7 would cut into 110
+LARGE = 100
+SHORT = 40  # records of a case that `make check` runs in batches; it runs others whole
+BY_ONE = 4  # cases of each part, its shortest, that run in batches of one record, each 5 ms of CPU
 FAMILIES = ("deduplicate", "hopping", "session", "sliding", "table", "tumbling")
 
 
@@ -28,28 +31,40 @@ def load(family: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in raw(family).splitlines()]
 
 
-def cut(cases: list[dict[str, Any]], sizes: list[int], *, quick: int | None = None) -> list[Any]:
-    """Parameters (case, batch_records) of each case whole (None) and in batches of those sizes that cut it.
-
-    `make check` runs each case once, in batches of `quick` records; without it, none.
-    """
+def cut(cases: list[dict[str, Any]]) -> list[Any]:
+    """Parameters (case, batch_records) of each case whole (None) and in batches; `make check` runs one of the two."""
+    by_one = _shortest(cases)
     found = []
     for case in cases:
         count = len(case["records"])
-        ways = [None, *(size for size in sizes if size < count and (size > 1 or count <= BY_ONE_MAX))]
-        thorough = set(ways) if quick is None else set(ways) - {quick if quick in ways else None}
-        for size in ways:
-            marks = [pytest.mark.thorough] if size in thorough else []
-            found.append(pytest.param(case, size, id=f"{case['name']}-{size or 'whole'}", marks=marks))
+        batch = LARGE_BATCH if count > LARGE else BATCH
+        quick = batch if batch < count <= SHORT else None
+        for size in [None, *([batch] if batch < count else []), *([1] if case["name"] in by_one else [])]:
+            found.append(_parameters(case, size, is_thorough=size != quick))
     return found
 
 
 def simulated(cases: list[dict[str, Any]]) -> list[Any]:
     """Parameters (case, batch_records) of each case whole, and in batches of 7 of one case of each part: what batches
-    are to the operators is shown by `cut`, and how a simulation makes them by any case.
+    are to the operators is shown by `cut`, and how a simulation makes them by any case. `make check` runs none.
     """
-    samples = {case["name"] for case in sample(max_records=100).values()}
-    return [way for case in cases for way in cut([case], [7] if case["name"] in samples else [])]
+    samples = {case["name"] for case in sample(max_records=LARGE).values()}
+    ways = [(case, None) for case in cases] + [(case, BATCH) for case in cases if case["name"] in samples]
+    return [_parameters(case, size, is_thorough=True) for case, size in ways]
+
+
+def _parameters(case: dict[str, Any], size: int | None, *, is_thorough: bool) -> Any:
+    marks = [pytest.mark.thorough] if is_thorough else []
+    return pytest.param(case, size, id=f"{case['name']}-{size or 'whole'}", marks=marks)
+
+
+def _shortest(cases: list[dict[str, Any]]) -> set[str]:
+    """The names of the BY_ONE shortest cases of each part that have more than one record."""
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for case in sorted(cases, key=lambda case: len(case["records"])):
+        if len(case["records"]) > 1:
+            parts[_part(case)].append(case)
+    return {case["name"] for part in parts.values() for case in part[:BY_ONE]}
 
 
 def promised(case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,10 +85,14 @@ def sample(max_records: int) -> dict[str, dict[str, Any]]:
     """
     chosen: dict[str, dict[str, Any]] = {}
     for case in (case for family in FAMILIES for case in load(family) if len(case["records"]) <= max_records):
-        part = re.sub(r"-\d+$", "", case["name"])
+        part = _part(case)
         if part not in chosen or _shows(case) > _shows(chosen[part]):
             chosen[part] = case
     return chosen
+
+
+def _part(case: dict[str, Any]) -> str:
+    return re.sub(r"-\d+$", "", case["name"])
 
 
 def _shows(case: dict[str, Any]) -> int:

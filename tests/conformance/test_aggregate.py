@@ -29,7 +29,7 @@ def test_the_oracle_drops_as_many_records_per_window(case):
     assert len(machine.dropped) == case["dropped_total"]
 
 
-@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES, given.SIZES, quick=7))
+@pytest.mark.parametrize(("case", "batch_records"), given.cut(CASES))
 def test_the_chain_gives_the_outputs_and_drops_as_many(case, batch_records):
     sizes = itertools.repeat(batch_records or len(case["records"]))
     task = Task(job(case["job"]["operators"]), forget=True)
