@@ -22,8 +22,9 @@ from tests import services
 from tests.scheduling import LongestFirst
 
 # A busy machine is not a failing example. What fails says how to run it again.
-settings.register_profile("fresh", deadline=None, print_blob=True)
-settings.register_profile("quick", settings.get_profile("fresh"), max_examples=25)  # for `make check`
+settings.register_profile("fresh", deadline=None, print_blob=True, max_examples=60)
+settings.register_profile("quick", settings.get_profile("fresh"), max_examples=10)  # for `make check`
+settings.register_profile("long", settings.get_profile("fresh"), max_examples=1_000)  # after a change of an operator
 settings.register_profile("ci", settings.get_profile("fresh"), derandomize=True)  # the same examples in every run
 settings.load_profile("ci" if os.environ.get("CI") else "fresh")
 

@@ -15,9 +15,7 @@ STORE = "t-agg"
 WINDOWED = ("tumbling", "hopping", "sliding", "session")
 
 
-@pytest.fixture(
-    params=[pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(32, marks=pytest.mark.thorough)], autouse=True
-)
+@pytest.fixture(params=[2, pytest.param(32, marks=pytest.mark.thorough)], autouse=True)
 def most_hot(request):
     """How many sessions of a key are packed: with few, most tests meet those that are not."""
     with pytest.MonkeyPatch.context() as patch:

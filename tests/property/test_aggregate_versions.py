@@ -57,14 +57,7 @@ def histories(draw: st.DrawFn, *, large: bool = False) -> tuple[Record, list[Rec
     return operator, later, [records[a:b] for a, b in zip([0, *bounds], [*bounds, len(records)], strict=True)]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((1, 0), marks=pytest.mark.thorough),
-        (2, stored_results.FEW),
-        pytest.param((32, 0), marks=pytest.mark.thorough),
-    ],
-    autouse=True,
-)
+@pytest.fixture(params=[(2, stored_results.FEW), pytest.param((32, 0), marks=pytest.mark.thorough)], autouse=True)
 def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
     """How many sessions of a key are packed, and how many values are read one by one."""
     with pytest.MonkeyPatch.context() as patch:
