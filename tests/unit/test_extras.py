@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-# Imports every module below a package with some others as good as not installed.
+# Imports every module below some packages with some others as good as not installed.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
@@ -25,11 +25,12 @@ class Absent:
         if name.partition(".")[0] in absent:
             raise ModuleNotFoundError(f"{name} is not installed")
 
-package, *absent = sys.argv[1:]
+packages, absent = (argument.split() for argument in sys.argv[1:])
 sys.meta_path.insert(0, Absent)
-found = importlib.import_module(package)
-for each in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
-    importlib.import_module(each.name)
+for package in packages:
+    found = importlib.import_module(package)
+    for each in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
+        importlib.import_module(each.name)
 """
 
 
@@ -48,36 +49,33 @@ def modules_of(extra: str) -> set[str]:
     }
 
 
+def imported(packages: list[str], absent: set[str]) -> subprocess.CompletedProcess[str]:
+    """The end of a process that imports `packages` with the modules `absent` as good as not installed."""
+    command = [sys.executable, "-c", IMPORT_ALL, " ".join(packages), " ".join(absent)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def pins(lock: str) -> dict[str, str]:
     """Distribution → version."""
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize(
-    ("package", "extra"),
+    ("extra", "packages"),
     [
-        ("spark_jobs", "api"),
-        ("service.streams", "api"),
-        ("service.storage", "api"),
-        ("service.cli", "api"),
-        ("service.app", "instance"),
-        ("service.embedded", "instance"),
-        ("service.cli", "instance"),
+        ("api", ["spark_jobs", "service.streams", "service.storage", "service.cli"]),
+        ("instance", ["service.app", "service.embedded", "service.cli"]),
     ],
 )
-def test_one_half_is_imported_without_what_the_other_needs(package: str, extra: str) -> None:
+def test_one_half_is_imported_without_what_the_other_needs(extra: str, packages: list[str]) -> None:
     absent = modules_of(extra)
     assert len(absent) >= len(EXTRAS[extra])
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, package, *absent], capture_output=True, text=True, check=False
-    )
+    done = imported(packages, absent)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_module_that_is_absent_is_missed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, "service.app", "fastapi"], capture_output=True, text=True, check=False
-    )
+    done = imported(["service.app"], {"fastapi"})
     assert "fastapi is not installed" in done.stderr
 
 

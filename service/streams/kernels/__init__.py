@@ -19,7 +19,9 @@ class _LoadedByUse(ModuleType):
     """Stands for a module of kernels until one of its names is asked for, by whatever thread."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        found = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, found)  # the next use of it finds it without us
+        return found
 
 
 if not TYPE_CHECKING:
