@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
+CLASSES := .venv/spark-classes.jsa
 
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,8 +47,12 @@ unit:
 services:
 	@tests/install-services.sh
 
+# What the JVMs of tests need not load and verify again and again.
+$(CLASSES): $(STAMP) tests/class_archive.py
+	@$(BIN)/python -m tests.class_archive
+
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
-test: install services
+test: install services $(CLASSES)
 	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install

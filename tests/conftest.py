@@ -18,7 +18,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from service.catalog.engine import Catalog, upgrade
-from tests import services
+from tests import class_archive, services
 from tests.scheduling import LongestFirst
 
 # A busy machine is not a failing example. What fails says how to run it again.
@@ -27,6 +27,8 @@ settings.register_profile("quick", settings.get_profile("fresh"), max_examples=1
 settings.register_profile("long", settings.get_profile("fresh"), max_examples=1_000)  # after a change of an operator
 settings.register_profile("ci", settings.get_profile("fresh"), derandomize=True)  # the same examples in every run
 settings.load_profile("ci" if os.environ.get("CI") else "fresh")
+
+class_archive.use()
 
 # structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
 shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)

@@ -133,7 +133,7 @@ def test_ten_random_kills_of_driver_jvm_and_slots_in_one_run_change_nothing(brea
     job = deduplicate("once", "clicks", "clicks-once", max_batch_records=100)
     running.call("POST", "/v1/jobs", json=job)
     rng = random.Random(3)
-    victims = rng.sample(["instance", "java", "slot"], 10, counts=[2, 2, 6])
+    victims = rng.sample(["instance", "java", "slot"], 10, counts=[1, 1, 8])
     for part, victim in zip(in_batches(records, 3_000), victims, strict=True):
         post(running, "clicks", part)
         _kill_one(breakable_spark, victim, rng)
