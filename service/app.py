@@ -32,6 +32,7 @@ from service.api import (
     simulations,
     stores,
     streams,
+    time_resets,
     tokens,
 )
 from service.api.key_pages import KeyPages
@@ -147,6 +148,7 @@ def create_app(settings: Settings) -> Service:
         jobs,
         job_verbs,
         job_resets,
+        time_resets,
         job_versions,
         replays,
         job_metrics,

@@ -184,7 +184,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         ":replay$": {"job": ["keeping"]},
         ":stop$": {"job": ["passing"]},
         ":restart$": {"job": ["stopped"]},
-        ":reset$": {"job": ["again"]},
+        ":reset$|:reset-time$": {"job": ["again"]},
         "^put |:rollback$": {"job": ["changing"], "If-Match": [http.get("/v1/jobs/changing").headers["ETag"], "*"]},
         ":copy$": {"job": ["again"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},

@@ -1,7 +1,8 @@
 """The oracle of operators whose parameters a version changes over the state that they have, record by record.
 
-It shares no code with `service`. What was closed stays closed, what was over stays absent; where windows are emitted as
-they close, nothing closes without a record: what a lower grace closes comes out with the next one.
+It shares no code with `service`. Stream time may be set back with it. What was closed stays closed, what was over stays
+absent; where windows are emitted as they close, nothing closes without a record: what a lower grace closes comes out
+with the next one.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ class Deduplicate(naive.Deduplicate):
         self.dropped += [] if found else [("duplicate", record["timestamp"])]
         return [{"window": None, **each} for each in found]
 
-    def adopt(self, operator: Record) -> None:
+    def adopt(self, operator: Record, set_back_to: int | None = None) -> None:
         if self.obs >= 0:
             self.floor = max(self.floor, self.obs - self.interval_ms)
+        if set_back_to is not None and set_back_to < self.obs:
+            self.stored = {who: time for who, time in self.stored.items() if time >= self.floor}
+            self.obs, self.floor = set_back_to, 0
         self.interval_ms = operator["interval_ms"]
 
 
@@ -79,10 +83,12 @@ class Aggregate(naive_windows.Aggregate):
     def pending(self) -> bool:
         return self.is_final and any(who not in self.emitted for who in self.groups)
 
-    def adopt(self, operator: Record) -> None:
+    def adopt(self, operator: Record, set_back_to: int | None = None) -> None:
         if self.obs >= 0:
             self.closed_to = self.done if self.pending else max(self.done, self.obs - self.delay)
             self.floor = max(self.floor, self.obs - kept(self.window))
+        if set_back_to is not None:
+            self.obs, self.obs_by_records = min(self.obs, set_back_to), min(self.obs_by_records, set_back_to)
         self.window = operator["window"]
         self.delay = naive_suppress.closing_delay(self.window)
 
@@ -118,7 +124,8 @@ class Aggregate(naive_windows.Aggregate):
 class Distinct(naive_suppress.Distinct):
     """Tumbling windows and sessions."""
 
-    def adopt(self, operator: Record) -> None:
+    def adopt(self, operator: Record, set_back_to: int | None = None) -> None:
         if self.obs >= 0:
             self.closed_to = self.close
+        self.obs = self.obs if set_back_to is None else min(self.obs, set_back_to)
         self.window = operator["window"]

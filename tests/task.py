@@ -41,6 +41,13 @@ class DictState(dict[bytes, bytes]):
     def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False) -> None:
         keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
         assert keys == sorted(set(keys)), "a changelog batch is sorted by key, each key once"
+        if (before := reserved.time_in(reserved.FORGOT_KEY, changes)) is not None:
+            batch = pa.RecordBatch.from_pylist(
+                [{"key": key, "value": value} for key, value in self.items()], schema=changes.schema
+            )
+            for key, time in zip(list(self), own_times(store, batch).tolist(), strict=True):
+                if time < before:
+                    del self[key]
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 del self[key]  # nothing is deleted that is not there

@@ -89,7 +89,7 @@ class Era(NamedTuple):
 @dataclass
 class TaskAtWork:
     """A task: what the catalog says of it, and what it has done. `moved`: by target what it gave to other tasks;
-    `eras`: the versions that it ran by.
+    `eras`: the versions that it ran by. `time`: its stream time.
     """
 
     sub: SubTopology
@@ -99,6 +99,7 @@ class TaskAtWork:
     states: dict[str, DictState]
     positions: list[InputPosition]
     has_backlog: bool = False
+    time: int | None = None
     held_at: int = 0
     unapplied: list[dict[str, pa.RecordBatch]] = field(default_factory=list)
     taken: list[Taken] = field(default_factory=list)
@@ -199,11 +200,27 @@ class WholeJob:
             task.chain = _chain(task.sub, self._at_once)
             # What a store has not adopted yet it stands before: what comes now changes nothing of that.
             given = {**former.handovers(), **({} if task.adoption is None else task.adoption.stores)}
-            begins_at = max((record.record["timestamp"] for record in task.taken), default=None)
             names = [store.name for store in task.sub.stores()]
             task.states = {name: task.states[name] if name in kept else DictState() for name in names}
-            stores = {name: given[name] if name in kept else Handover(begins_at=begins_at) for name in names}
+            stores = {name: given[name] if name in kept else Handover(begins_at=task.time) for name in names}
             task.adoption = Adoption(self._version, stores)
+
+    def set_back(self, to: int) -> None:
+        """Set stream time back; nothing waits in the stores of tasks, or between them."""
+        version = Version(self._spec, self.topology)
+        for task in self.tasks:
+            assert not task.has_backlog
+            if task.time is None or task.time <= to:
+                continue
+            if task.unapplied:
+                self._apply(task)
+            given = {**version.handovers(), **({} if task.adoption is None else task.adoption.stores)}
+            own = {store.name: given[store.name] for store in task.sub.stores()}
+            begins = {name: Handover(begins_at=to) for name, each in own.items() if each.begins_at is not None}
+            told = {name: msgspec.structs.replace(each, stream_time=to) for name, each in own.items()}
+            task.adoption = Adoption(self._version, {**told, **begins})
+            task.positions = [InputPosition(at.offset, min(at.frontier, to)) for at in task.positions]
+            task.time = to
 
     def drain(self, rng: Random, most: int) -> None:
         """Silence, and turns of all tasks in any order until none has anything to do: then nothing is left unread."""
@@ -249,6 +266,8 @@ class WholeJob:
             return True
         self._commit(task, outcome, files)
         task.taken += taken
+        times = [each.record["timestamp"] for each in taken]
+        task.time = max(times if task.time is None else [*times, task.time], default=None)
         if rng.random() >= kill:
             self._apply(task)
         return True

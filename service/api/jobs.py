@@ -82,7 +82,9 @@ class TransitionView(BaseModel):
     error: dict[str, Any] | None
     kind: Annotated[
         job_states.Kind,
-        Field(description="Of its state, its specification, its version; a reset, flush, replay, skip; a copy."),
+        Field(
+            description="Of its state, specification, version; a reset, of all or of time; a flush, replay, skip, copy."
+        ),
     ]
     details: Annotated[dict[str, Any] | None, Field(description="What was asked for, of kinds but state and flush.")]
 

@@ -174,7 +174,7 @@ class _Committing:
         if commit.advance is not None:
             idle_and_flush.note(task, commit.advance, self._at_ms)
         if commit.adopted is not None:
-            task.spec_version, task.next_version = commit.adopted, None
+            task.spec_version, task.next_version, task.set_back_to = commit.adopted, None, None
         task.version += 1
         verdict = Verdict(commit.task, commit.commit_id, "accepted", None, task.version, published)
         task.last_commit_id, task.last_commit_result = commit.commit_id, msgspec.to_builtins(verdict)

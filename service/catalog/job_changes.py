@@ -1,8 +1,8 @@
 """Changes of jobs: another version over the same stores, positions and tasks, in one transaction, once it is quiet.
 
 It knows which rows say what a job is, and what is left to do before it may be another. It refuses to know what a change
-means for an operator (`service.streams.topology.versions`), who owns a task (`service.coordinator`) and how a task
-takes a version over: its next commit does, by the handovers that are found here.
+means for an operator (`service.streams.topology.versions`), who owns a task (`service.coordinator`) and what a task
+takes over by its next commit (`service.catalog.adoptions`).
 
 quiet   no task owes output of what it has read. Where records that the present version made would be read by tasks of
         the next one, also: all that was in users' streams when the change was asked for is read, and so is every
@@ -16,28 +16,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
+from service.catalog.adoptions import Adoptions, version_of
 from service.catalog.engine import now_ms
 from service.catalog.inputs import inputs_of_job
 from service.catalog.job_creation import keep_dropped, relate, sink_stream, specified
 from service.catalog.job_states import CHANGING, move, note_transition
-from service.catalog.job_versions import INHERITS, Kind, former_names, get_version, note_version
+from service.catalog.job_versions import INHERITS, Kind, note_version
 from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of
 from service.catalog.streams import create_stream, find_stream, remove_streams
-from service.catalog.tables import JobRow, JobStreamRow, JobVersionRow, Json, StoreRow, StreamRow, TaskRow
+from service.catalog.tables import JobRow, JobStreamRow, Json, StoreRow, StreamRow, TaskRow
 from service.streams.errors import IllegalTransition, ReplayUnderWay, StreamExists
-from service.streams.records import Handover
 from service.streams.topology import graph, versions
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 from service.streams.topology.versions import Version
 
 PENDING = "pending"
+BECOME_ANOTHER = "become another version"
 ReadTo = dict[str, list[int]]  # stream id → an offset a partition
 
 
@@ -74,7 +75,7 @@ def compare(
     s: Session, job: JobRow, spec: JobSpec, *, renames: Mapping[str, str], restart: Sequence[str]
 ) -> versions.Comparison:
     """What a specification would mean for a job. Raises InvalidSpec."""
-    present = _version(job)
+    present = version_of(job)
     found = [find_stream(s, name) for name in sorted({*spec.sources, *present.spec.sources})]
     counts = {stream.name: stream.partitions for stream in found if stream is not None}
     topology = graph.compile_again(spec, counts, present.spec, present.topology)
@@ -135,11 +136,10 @@ def _made(sub_topology: SubTopology) -> list[Any]:
     return [nodes, [(each.by, each.targets, each.parent) for each in sub_topology.repartitions]]
 
 
-def require_nothing_asked(s: Session, job: JobRow) -> None:
+def require_nothing_asked(s: Session, job: JobRow, verb: str = BECOME_ANOTHER) -> None:
     """Raises IllegalTransition, ReplayUnderWay where a locked job has still to do what somebody asked it for."""
     if is_flushing(s, job.id):
-        way_out = "a flush is under way: wait until it has `caught_up`"
-        raise IllegalTransition(job.state, "become another version", way_out)
+        raise IllegalTransition(job.state, verb, "a flush is under way: wait until it has `caught_up`")
     if is_replaying(s, job.id):
         raise ReplayUnderWay(job.name)
 
@@ -326,64 +326,10 @@ def drop_store(s: Session, row: StoreRow) -> None:
     remove_streams(s, [changelog_id])
 
 
-# ---------------------------------------------------------------- what tasks take over
-
-
-class StoreToAdopt(NamedTuple):
-    """A store, and what its task has to write there; None: where it begins."""
-
-    store: str
-    sub_topology: int
-    handover: Handover | None
-
-
-def to_adopt(s: Session, job: JobRow, since: int) -> list[StoreToAdopt]:
-    """The stores of a job that have something to learn in tasks whose stores are of this version.
-
-    Nothing was run by a version that no commit adopted, but its slots may have opened copies, and deleted what was over
-    by it: an entry has lived no longer than the shortest of all versions since.
-    """
-    stores, now = stores_of(s, job.id), _version(job).handovers()
-    passed = [_handovers_then(s, job, stores, version) for version in range(since, job.spec_version)]
-    found = []
-    for store in stores:
-        if store.since_version > since:
-            found.append(StoreToAdopt(store.name, store.sub_topology, None))
-            continue
-        met = [before[store.id] for before in passed]
-        if any(was != now[store.name] for was in met):
-            kept = [each.kept_ms for each in (*met, now[store.name]) if each.kept_ms is not None]
-            handover = msgspec.structs.replace(met[0], kept_ms=min(kept, default=None))
-            found.append(StoreToAdopt(store.name, store.sub_topology, handover))
-    return found
-
-
-def _handovers_then(s: Session, job: JobRow, stores: Iterable[StoreRow], version: int) -> dict[str, Handover]:
-    """By the ids of stores that were there at a version, what they had to know of it."""
-    there = [store for store in stores if store.since_version <= version]
-    names = former_names(s, job.id, version, [store.operator for store in there])
-    found = _version(get_version(s, job, version)).handovers()
-    return {store.id: found[f"{job.name}-{names[store.operator]}"] for store in there}
-
-
-def handovers(found: Iterable[StoreToAdopt], sub_topology: int, stream_time: int) -> dict[str, Handover]:
-    """By store what a task of this sub-topology has to write; `stream_time`: the task's (ms, -1: not started)."""
-    own = [each for each in found if each.sub_topology == sub_topology]
-    begun = {each.store: Handover(begins_at=stream_time) for each in own if each.handover is None and stream_time >= 0}
-    return begun | {each.store: each.handover for each in own if each.handover is not None}
-
-
-def _version(row: JobRow | JobVersionRow) -> Version:
-    return Version(JobSpec.parse(row.spec), Topology.from_json(row.topology))
-
-
 def _hand_over(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: WantedChange) -> None:
-    at_ms = now_ms(s)
-    by_version: dict[int, list[StoreToAdopt]] = {}
+    at_ms, adoptions = now_ms(s), Adoptions(s, job)
     for task in tasks:
-        if task.spec_version not in by_version:
-            by_version[task.spec_version] = to_adopt(s, job, task.spec_version)
-        if handovers(by_version[task.spec_version], task.sub_topology, task.stream_time):
+        if adoptions.of(task):
             task.next_version = job.spec_version
         else:
             task.spec_version, task.next_version = job.spec_version, None

@@ -67,7 +67,7 @@ def begin_anew(
         task.version += 1
         task.counters, task.stream_time = {}, -1
         task.is_closed, task.has_backlog = True, False
-        task.flush_at = task.advanced = task.replay = task.next_version = None
+        task.flush_at = task.advanced = task.replay = task.next_version = task.set_back_to = None
         task.spec_version = job.spec_version
         task.updated_ms = at_ms
     s.flush()

@@ -48,7 +48,7 @@ TRANSITIONS: dict[str, tuple[frozenset[str], str]] = {
     "changed": (frozenset({CHANGING}), STARTING),
     "fail": (STAFFED | {DRAINING}, FAILED),
 }
-Kind = Literal["state", "spec", "reset", "flush", "replay", "skip", "version", "copy"]
+Kind = Literal["state", "spec", "reset", "flush", "replay", "skip", "version", "copy", "reset_time"]
 MAY_DELETE = frozenset({STOPPED})
 MAY_SKIP = frozenset({FAILED})
 MAY_CHANGE = frozenset({STOPPED, FAILED})

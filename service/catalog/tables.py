@@ -297,7 +297,8 @@ class TaskRow(CatalogTable):
     read; `flush_at`: the ends of its inputs, by number, when a flush was asked for, until that is done; `advanced`: the
     last time that stream time was moved without a record; `replay`: the dropped records that it takes in again
     (`service.catalog.replays`). `spec_version`: the version of the job that its stores are of; `next_version`: the one
-    that its next commit has to adopt, before anything else.
+    that its next commit has to adopt, before anything else; `set_back_to`: the stream time (ms) that it sets the stores
+    back to with that.
     """
 
     __tablename__ = "tasks"
@@ -321,6 +322,7 @@ class TaskRow(CatalogTable):
     replay: Mapped[Json | None]
     spec_version: Mapped[int] = mapped_column(server_default="1", default=1)
     next_version: Mapped[int | None]
+    set_back_to: Mapped[int | None]
     updated_ms: Mapped[int]
 
 

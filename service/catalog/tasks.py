@@ -14,9 +14,9 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.catalog import replays
+from service.catalog.adoptions import Adoptions
 from service.catalog.driver import Prepared
 from service.catalog.inputs import READ, TaskInput, inputs_of
-from service.catalog.job_changes import StoreToAdopt, handovers, to_adopt
 from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
@@ -52,6 +52,7 @@ class Assigned:
     stream_time: int
     spec_version: int
     next_version: int | None
+    set_back_to: int | None
     role: Role
     state: str
     target_slot_id: str | None
@@ -103,6 +104,7 @@ _TASK = (
     TaskRow.stream_time,
     TaskRow.spec_version,
     TaskRow.next_version,
+    TaskRow.set_back_to,
     ReplicaRow.role,
     ReplicaRow.state,
     ReplicaRow.target_slot_id,
@@ -166,16 +168,11 @@ def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
 
 def adoptions_of(s: Session, job_id: str, tasks: Iterable[Assigned]) -> dict[str, Adoption]:
     """By id, what those tasks have to take over whose next commit adopts another version; no query without any."""
-    found: dict[str, Adoption] = {}
-    stores: dict[int, list[StoreToAdopt]] = {}
-    for task in tasks:
-        if task.next_version is None:
-            continue
-        if task.spec_version not in stores:
-            stores[task.spec_version] = to_adopt(s, s.get_one(JobRow, job_id), task.spec_version)
-        given = handovers(stores[task.spec_version], task.sub_topology, task.stream_time)
-        found[task.id] = Adoption(task.next_version, given)
-    return found
+    adopting = {task.id: (task, task.next_version) for task in tasks if task.next_version is not None}
+    if not adopting:
+        return {}
+    given = Adoptions(s, s.get_one(JobRow, job_id))
+    return {task_id: Adoption(version, given.of(task)) for task_id, (task, version) in adopting.items()}
 
 
 def describe(

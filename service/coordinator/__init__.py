@@ -19,7 +19,7 @@ from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_
 from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
 from service.coordinator.polls import PollOutcome, commit_tasks, fail_task, poll_slot
 from service.coordinator.quiet_polls import QuietPolls
-from service.coordinator.verbs import change_job, change_spec, reset_job
+from service.coordinator.verbs import change_job, change_spec, reset_job, reset_time
 
 __all__ = [
     "SEEN",
@@ -40,5 +40,6 @@ __all__ = [
     "require_own",
     "require_slot",
     "reset_job",
+    "reset_time",
     "tick",
 ]

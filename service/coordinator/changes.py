@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog import job_changes
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
-from service.catalog.job_changes import BufferBound, WantedChange
+from service.catalog.job_changes import BECOME_ANOTHER, BufferBound, WantedChange
 from service.catalog.job_states import CHANGING, MAY_CHANGE, PAUSED, WAIT_OR_RESUME, WORKING, move
 from service.catalog.jobs import stores_of
 from service.catalog.replicas import Holding
@@ -36,14 +36,14 @@ def change_version(s: Session, job: JobRow, wanted: WantedChange) -> list[Buffer
     """
     if job.state not in MAY_BECOME_ANOTHER:
         way_out = WAIT_OR_RESUME if job.state == CHANGING else "wait until it is stopped"
-        raise IllegalTransition(job.state, "become another version", way_out)
+        raise IllegalTransition(job.state, BECOME_ANOTHER, way_out)
     job_changes.require_nothing_asked(s, job)
     holdings = lock_holdings(s, job.id)
     read_to = job_changes.marks(s, job) if wanted.reads_on and job.state in WORKING else None
     left = job_changes.what_is_left(s, job, reads_on=wanted.reads_on, read_to=read_to)
     if left is not None and job.state not in WORKING:
         verb = "resume" if job.state == PAUSED else "restart"
-        raise IllegalTransition(job.state, "become another version", f"{left}: `:{verb}` it, change it while it runs")
+        raise IllegalTransition(job.state, BECOME_ANOTHER, f"{left}: `:{verb}` it, change it while it runs")
     if left is not None:
         job_changes.require_own_names(s, job, Topology.from_json(wanted.topology))
         job_changes.wait_until_quiet(s, job, wanted, read_to)

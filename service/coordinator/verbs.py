@@ -1,4 +1,5 @@
-"""Verbs of people that change who runs a job: pause, resume, stop, restart, reset, another specification.
+"""Verbs of people that change who runs a job: pause, resume, stop, restart, reset, a stream time set back,
+another specification.
 
 It knows which of them end slots or take tasks; it refuses to know which state allows which (`catalog.job_states`).
 """
@@ -10,12 +11,13 @@ import json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.catalog import job_resets
+from service.catalog import job_resets, time_resets
 from service.catalog.engine import now_ms
 from service.catalog.job_creation import set_spec
 from service.catalog.job_states import CHANGING, MAY_CHANGE, MAY_RESET, STOP_FIRST, WAIT_OR_RESUME, lock_job, move
 from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import JobRow, Json, SlotRow
+from service.catalog.time_resets import TimeReset
 from service.coordinator.leases import LIVE
 from service.coordinator.ownership import end_slots, lock_holdings, rebalance
 from service.streams.errors import IllegalTransition
@@ -53,6 +55,25 @@ def reset_job(s: Session, name: str, start: Start, records: FirstRecords | None 
     job_resets.begin_anew(s, job, [each.task for each in holdings], start, records)
     end_live_slots(s, job, "the job was reset")
     return job
+
+
+def reset_time(s: Session, name: str, stream_time: int, *, who: str = "") -> list[TimeReset]:
+    """Set the tasks of a stopped or failed job that are ahead of a stream time (ms) back to it; returns what becomes of
+    each. Its state stays.
+
+    Asked again it changes nothing. Raises UnknownJob, IllegalTransition (its state; something is left to be done
+    before), ReplayUnderWay.
+    """
+    job = lock_job(s, name=name)
+    time_resets.require_quiet(s, job)
+    holdings, at = lock_holdings(s, job.id), now_ms(s)
+    found = time_resets.ahead_of(stream_time, [each.task for each in holdings])
+    if found:
+        for each in holdings:
+            each.give(s, None, at)
+        time_resets.set_back(s, job, [each.task for each in holdings], stream_time, who=who)
+        end_live_slots(s, job, "its stream time was set back")
+    return found
 
 
 def change_spec(

@@ -118,6 +118,13 @@ def expired(store: StoreSpec, obs: int, keys: list[bytes], read: Read) -> list[b
     return over + [key for key in keys if is_timed(key)]
 
 
+def forgotten(store: StoreSpec, before: int, entries: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys of those of some entries whose own time is below this."""
+    columns = [pa.array(column, pa.binary()) for column in zip(*entries, strict=True)]
+    times = own_times(store, pa.RecordBatch.from_arrays(columns, schema=CHANGELOG_SCHEMA))
+    return [entries[row][0] for row in np.flatnonzero(times < before).tolist()]
+
+
 def as_list(column: pa.Array) -> list[bytes]:
     """A binary column as bytes objects; half the cost of to_pylist."""
     values: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()

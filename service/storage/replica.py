@@ -25,7 +25,7 @@ from service.faults import fault_point
 from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
-from service.streams.layouts.reserved import OBS_KEY, unpack_time
+from service.streams.layouts.reserved import FORGOT_KEY, OBS_KEY, time_in, unpack_time
 from service.streams.layouts.store_keys import INDEX, index_bound, split_index_keys
 from service.streams.records import StoreSpec
 
@@ -34,9 +34,9 @@ POSITION = b"position"
 IDENTITY = b"identity"
 
 
-def replica_path(root: Path, store_id: str, partition: int) -> Path:
-    """Where a node keeps the replica of one task's store: ids only, so a re-created job meets nothing old."""
-    return root / store_id / str(partition)
+def replica_path(root: Path, instance_id: str, store_id: str, partition: int) -> Path:
+    """Where an instance keeps the replica of one task's store: ids only, so a re-created job meets nothing old."""
+    return root / instance_id / store_id / str(partition)
 
 
 class ReplicaView:
@@ -148,6 +148,8 @@ class Replica:
         with self._environment.transaction(write=True) as tx:
             if _position(tx, self._environment) != from_offset:
                 return False
+            if (before := time_in(FORGOT_KEY, changes)) is not None:
+                self._forget(tx, before)
             self._write(tx, changes)
             fault_point("replay.middle")
             self._note_expiry(tx, to_offset, changes)
@@ -162,6 +164,17 @@ class Replica:
             cursor.putmulti(zip(as_list(kept.column("key")), as_list(kept.column("value")), strict=True))
         if deletes:
             for key in as_list(changes.filter(changes.column("value").is_null()).column("key")):
+                tx.delete(key)
+
+    def _forget(self, tx: lmdb.Transaction, before: int) -> None:
+        """Delete every entry whose own time is below that. All at once, which happens where people set time back."""
+        cursor: Any
+        start: bytes | None = b""
+        while start is not None:
+            with tx.cursor() as cursor:
+                page = list(itertools.islice(cursor.iternext() if cursor.set_range(start) else (), expiry.SLICE_KEYS))
+            start = page[-1][0] + b"\0" if len(page) == expiry.SLICE_KEYS else None
+            for key in expiry.forgotten(self._store, before, page) if page else ():
                 tx.delete(key)
 
     def _note_expiry(self, tx: lmdb.Transaction, to_offset: int, changes: pa.RecordBatch) -> None:

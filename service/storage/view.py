@@ -38,7 +38,7 @@ from service.storage import expiry
 from service.storage.expiry import as_list
 from service.streams.clock import NOT_STARTED
 from service.streams.layouts import store_keys
-from service.streams.layouts.reserved import CLOSED_KEY, FLOOR_KEY, OBS_KEY, stream_time_in, unpack_time
+from service.streams.layouts.reserved import CLOSED_KEY, FLOOR_KEY, FORGOT_KEY, OBS_KEY, time_in, unpack_time
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Findings, Span
 
@@ -216,6 +216,8 @@ class View:
         """
         if to_offset <= from_offset:
             raise ValueError(f"An empty changelog range: [{from_offset}, {to_offset})")
+        if (before := time_in(FORGOT_KEY, changes)) is not None:
+            self._forget(from_offset, before)
         looked_up = self._looked_up(changes)
         lists = [name + keys for name, keys in expiry.lists_of(self._store, to_offset, looked_up)]
         done, over, again = self._due(to_offset, looked_up)
@@ -229,6 +231,21 @@ class View:
                 head = [self._names.identity, from_offset, to_offset if is_last else b"", *map(len, parts)]
                 self._apply(self._names.keys, [*head, *(each for part in parts for each in part)], client=pipe)
             return all(pipe.execute())
+
+    def _forget(self, at_offset: int, before: int) -> None:
+        """Delete every entry whose own time is below that, for as long as the view stands there."""
+        start, page = b"-", list[bytes]()
+        while not page or len(page) == SLICE_ROWS:
+            found: Any = self._client.zrange(self._names.index, start, b"+", bylex=True, offset=0, num=SLICE_ROWS)
+            page = found
+            if not page:
+                return
+            values: Any = self._client.hmget(self._names.values, page)
+            entries = [(key, value) for key, value in zip(page, values, strict=True) if value is not None]
+            over = expiry.forgotten(self._store, before, entries) if entries else []
+            if over:
+                self._apply(self._names.keys, [self._names.identity, at_offset, b"", 0, 0, len(over), 0, 0, *over])
+            start = b"(" + page[-1]
 
     @contextmanager
     def reader(self) -> Iterator[ViewReader]:
@@ -248,7 +265,7 @@ class View:
 
         Not what these changes write: another writer of the same range may have written it when the deletes arrive.
         """
-        obs = stream_time_in(changes)
+        obs = time_in(OBS_KEY, changes)
         if obs is None:
             return [], [], []
         most = 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)

@@ -73,12 +73,14 @@ class Handover(msgspec.Struct, frozen=True):
     """What a store must know of the version before, all in ms, None where there is nothing to know.
 
     `delay_ms`: what the old operator took off stream time to have what is closed. `kept_ms`: how long its entries
-    lived after their own time. `begins_at`: the store is a new one, and begins at this stream time.
+    lived after their own time. `begins_at`: the store is a new one, and begins at this stream time. `stream_time`: the
+    operator's stream time is set back to this.
     """
 
     delay_ms: int | None = None
     kept_ms: int | None = None
     begins_at: int | None = None
+    stream_time: int | None = None
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, array_like=True):

@@ -40,6 +40,7 @@ ROUTES = [
     ("DELETE", "/v1/streams/x", None, {"writer", "admin"}),
     ("POST", "/v1/streams/x/records", {"records": []}, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:skip", {"partition": 0, "offset": 0}, {"admin"}),
+    ("POST", "/v1/jobs/x:reset-time", {"stream_time": 0}, {"admin"}),
     ("GET", "/v1/tokens", None, {"admin"}),
     ("POST", "/v1/tokens", {"role": "reader"}, {"admin"}),
     ("DELETE", "/v1/tokens/x", None, {"admin"}),

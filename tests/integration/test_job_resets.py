@@ -1,4 +1,4 @@
-"""`:reset` over HTTP: to every start, refused with a pointer or the state, and through slots that run."""
+"""`:reset` and `:reset-time` over HTTP: refused with a pointer or the state, and through slots that run."""
 
 from __future__ import annotations
 
@@ -136,6 +136,41 @@ def test_only_a_job_that_nobody_runs_is_reset_and_only_by_a_writer(service: Serv
     assert answer.json()["detail"].startswith("A job that is starting can not be reset: `:stop` it first")
 
 
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/stream_time"),
+        ({"stream_time": None}, "/stream_time"),
+        ({"stream_time": "2099-01-01T00:00:00Z"}, "/stream_time"),
+        ({"stream_time": 1.5}, "/stream_time"),
+        ({"stream_time": True}, "/stream_time"),
+        ({"stream_time": -1}, "/stream_time"),
+        ({"stream_time": 2**63}, "/stream_time"),
+        ({"stream_time": 1, "tasks": []}, "/tasks"),
+        ([], ""),
+    ],
+)
+def test_a_time_that_can_not_be_is_pointed_at(service: Serving, body: object, pointer: str) -> None:
+    answer = service.client("admin").post("/v1/jobs/visits:reset-time", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_spec")
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+
+
+def test_only_an_admin_sets_time_back_and_only_of_a_job_that_nobody_runs(service: Serving) -> None:
+    body = {"stream_time": 1}
+    for role, status in ((None, 401), ("reader", 403), ("writer", 403)):
+        assert service.client(role).post("/v1/jobs/visits:reset-time", json=body).status_code == status
+    api = service.client("admin")
+    assert api.post("/v1/jobs/nobody:reset-time", json=body).json()["code"] == "unknown_job"
+    answer = api.post("/v1/jobs/visits:reset-time", json=body)
+    assert answer.json() == {"job": "visits", "stream_time": 1, "tasks": [], "operators": []}
+    assert api.post("/v1/jobs/visits:reset-time", json=body, params={"dry_run": "perhaps"}).status_code == 422
+    api.post("/v1/jobs/visits:restart").raise_for_status()
+    for dry_run in (True, False):
+        answer = api.post("/v1/jobs/visits:reset-time", json=body, params={"dry_run": dry_run})
+        assert (answer.status_code, answer.json()["code"]) == (409, "illegal_transition")
+
+
 # ---------------------------------------------------------------- through slots
 
 
@@ -246,3 +281,53 @@ def test_a_job_of_two_sub_topologies_counts_from_nothing_again(replicas: Serving
     assert [at["end"] for at in reset["positions"] if at["stream"] == "users-n-repartition"] == [0, 0]
     api.post("/v1/jobs/users:restart").raise_for_status()
     assert counted() == {"u0": 10, "u1": 10, "u2": 10}
+
+
+AHEAD = 4_000_000
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("where", ["replicas", "views"])
+def test_a_record_from_far_ahead_is_undone(where: str, request: pytest.FixtureRequest) -> None:
+    """Duplicates are known again, windows begin anew from the time that is set; what was over or final stays so."""
+    api = request.getfixturevalue(where).client("admin")
+    api.post("/v1/streams", json={"name": "hits", "partitions": 1}).raise_for_status()
+    window = {"type": "tumbling", "size_ms": 100, "grace_ms": 0}
+    count = {"op": "aggregate", "name": "n", "window": window, "aggregates": COUNT["aggregates"]}
+    once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 50}
+    job = {"name": "hit", "source": "hits", "operators": [once, count], "sink": "hit-counts", "commit_interval_ms": 0}
+    waits = {"wait": "caught_up", "timeout_ms": 30_000}
+
+    def post(*times: int) -> None:
+        bodies = [{"key": "a", "value": {}, "timestamp": time} for time in times]
+        api.post("/v1/streams/hits/records", json={"records": bodies}).raise_for_status()
+        wait_until(lambda: api.get("/v1/jobs/hit", params=waits).json()["caught_up"], 60, "all is read")
+
+    def put_out() -> list[tuple[int, int]]:
+        found = api.get("/v1/streams/hit-counts/records?partition=0&from_offset=0").json()["records"]
+        return [(record["window"]["start"], record["value"]["n"]) for record in found]
+
+    def seen() -> list[int]:
+        items = api.get("/v1/stores/hit-once/keys/a").raise_for_status().json()["items"]
+        return [item["timestamp"] for item in items]
+
+    api.post("/v1/jobs", json=job).raise_for_status()
+    post(1_000, 1_001, AHEAD, 1_010)
+    assert put_out() == [(1_000, 1), (AHEAD, 1)]
+    api.post("/v1/jobs/hit:stop?wait=stopped").raise_for_status()
+    asked = {"json": {"stream_time": 1_080}}
+    expected = api.post("/v1/jobs/hit:reset-time?dry_run=true", **asked).raise_for_status().json()
+    assert expected["tasks"] == [{"task": "0_0", "was": AHEAD}]
+    assert {each["operator"]: each["closed_to"] for each in expected["operators"]} == {"once": None, "n": AHEAD}
+    assert api.get("/v1/jobs/hit").json()["stream_time"] == AHEAD
+    assert api.post("/v1/jobs/hit:reset-time", **asked).raise_for_status().json() == expected
+    newest = api.get("/v1/jobs/hit/history").json()["items"][0]
+    assert (newest["kind"], newest["details"]) == ("reset_time", {"stream_time": 1_080})
+    tag = {"If-Match": api.get("/v1/jobs/hit").headers["ETag"]}
+    api.put("/v1/jobs/hit", json={**job, "restart": ["n"]}, headers=tag).raise_for_status()
+    api.post("/v1/jobs/hit:restart").raise_for_status()
+    post(1_090, 1_095, 1_110, 1_150, 1_170)
+    assert put_out() == [(1_000, 1), (AHEAD, 1), (1_100, 1)]
+    assert seen() == [1_150]
+    dropped = api.get("/v1/jobs/hit/dropped").json()["items"]
+    assert {(each["operator"], each["reason"]): each["records"] for each in dropped}["n", "before_version"] == 1

@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+from service.api.time_resets import TimeResetRequest
 from service.catalog.engine import Catalog
 from service.streams.topology.change import JobChange
+from service.streams.topology.complaints import validated
 from service.streams.topology.starts import ResetRequest
 from spark_jobs import instance
 
@@ -41,6 +43,11 @@ def test_the_body_of_a_change_is_one() -> None:
 def test_the_body_of_a_reset_is_one() -> None:
     [body] = re.findall(r":reset\" .*?--json '(.*?)'", PAGE)
     assert ResetRequest.parse(json.loads(body)).start is not None
+
+
+def test_the_body_of_a_time_to_go_back_to_is_one() -> None:
+    bodies = re.findall(r":reset-time\S*\" .*?--json '(.*?)'", PAGE)
+    assert [validated(TimeResetRequest, json.loads(body)).stream_time for body in bodies] == [1_700_000_000_000] * 2
 
 
 def test_the_exit_codes_of_an_instance_are_all_there() -> None:

@@ -1,8 +1,11 @@
-"""Versions of an operator over one state: equal to the oracle, whatever changes when, and whatever replicas forget."""
+"""Versions of an operator over one state, and stream time set back over it: equal to the oracle, whatever changes when,
+and whatever replicas forget.
+"""
 
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from tests import naive_adoption, naive_suppress, strategies
 from tests.task import DictState, Task, batch_of, cut, held, job, outputs, parts
 
 Record = dict[str, Any]
+SET_BACK_TO = st.integers(0, 60)
 KINDS = ["tumbling", "hopping", "sliding", "session"]
 
 
@@ -74,9 +78,10 @@ class Versions:
         for changes in former.changelog:
             self.task.replay(changes)
 
-    def adopt(self, operator: Record, *, restores_before: bool) -> None:
-        """The next version, over the state as it is."""
+    def adopt(self, operator: Record, set_back_to: int | None, *, restores_before: bool) -> None:
+        """The next version, over the state as it is, and perhaps from a lower stream time on."""
         handover, former, self.operator = handed_over(self.operator, self.task), self.task, operator
+        handover = msgspec.structs.replace(handover, stream_time=set_back_to)
         self.task = self._task()
         self.task.states, self.task.changelog = former.states, former.changelog
         if restores_before:
@@ -121,14 +126,16 @@ def check(versions: Versions, oracle: Any, records: list[Record], sizes: list[in
 
 
 def run(operator: Record, records: list[Record], sizes: list[int], data: st.DataObject, at_once: int | None) -> None:
-    versions, oracle = Versions(operator, at_once), naive_adoption.machine_of(operator)
+    forget = data.draw(st.booleans(), label="forgets at once")
+    versions, oracle = Versions(operator, at_once, forget=forget), naive_adoption.machine_of(operator)
     count = data.draw(st.integers(1, 3), label="changes")
     cuts = sorted(data.draw(st.integers(0, len(records)), label="cut") for _ in range(count))
     for begin, end in zip([0, *cuts], [*cuts, len(records)], strict=True):
         if begin or end == len(records) or versions.task.changelog:
             operator = changed(data.draw, operator)
-            versions.adopt(operator, restores_before=data.draw(st.booleans(), label="restored before"))
-            oracle.adopt(operator)
+            set_back_to = data.draw(st.none() | SET_BACK_TO, label="set back to")
+            versions.adopt(operator, set_back_to, restores_before=data.draw(st.booleans(), label="restored before"))
+            oracle.adopt(operator, set_back_to)
         if data.draw(st.booleans(), label="restored after"):
             versions.restore()
         check(versions, oracle, records[begin:end], sizes)

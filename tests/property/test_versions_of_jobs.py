@@ -1,11 +1,13 @@
 """A job that becomes another version, again and again, at any point of any run: each task gives what the operators of
 each version make of the records that it took under it, over the same state, however it was cut, killed and restored.
+Between versions stream time may be set back.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,14 +21,13 @@ from service.protocol import Adoption
 from service.storage.segments import Storage
 from service.streams.operators.adoption import adopt
 from service.streams.partitioner import split_by_partition
-from service.streams.records import StoreSpec, as_records
+from service.streams.records import as_records
 from service.streams.topology.chain import Chain, ChainResult
 from tests.task import NOTHING, DictState, batch_of, shown
 from tests.whole_job import TaskAtWork, WholeJob
 
 Record = dict[str, Any]
 
-_NEVER_EXPIRES = StoreSpec("s", "o", "key_value", "s-changelog", "any", "ordered", None)
 TIMES = st.integers(0, 12)
 CONDITIONS = st.sampled_from(["true", "key <> 'a'", "(value->>'n')::bigint > 1"])
 
@@ -124,6 +125,9 @@ def test_each_version_goes_on_with_the_state_of_the_one_before(
         for _ in range(rng.randrange(20)):
             job.turn(rng.choice(job.tasks), rng, rng.randint(1, 5), kill=0.2)
         come_to_rest(job, rng)
+        to = data.draw(st.none() | st.integers(0, 40), "set back to")
+        if to is not None:
+            job.set_back(to)
         names = sorted({store.operator for store in job.topology.stores()})
         job.change(chain_of(data, shape), data.draw(st.sets(st.sampled_from(names), max_size=1), "restart"))
     job.drain(rng, 5)
@@ -156,6 +160,7 @@ class _Undisturbed:
 
     def __init__(self, job: WholeJob, task: TaskAtWork) -> None:
         self._job, self._own = job, task.partition
+        self._stores = {store.name: replace(store, interval_ms=None) for store in job.topology.stores()}
         self._states: dict[str, DictState] = defaultdict(DictState)
         self.sunk: dict[int, list[Record]] = {}
         self.moved: dict[int, list[Record]] = {}
@@ -188,4 +193,4 @@ class _Undisturbed:
     def _replay(self, changes: Mapping[str, pa.RecordBatch | None]) -> None:
         for name, batch in changes.items():
             if batch is not None:
-                self._states[name].replay(batch, _NEVER_EXPIRES)
+                self._states[name].replay(batch, self._stores[name])

@@ -8,6 +8,7 @@ It knows these keys, all of them, so that no two operators' meanings meet; it re
 0x02 "totals"    records and bytes in the buffer of suppress
 0x02 "closed"    up to where windows are closed, while that is not simply stream time less the operator's delay
 0x02 "floor"     entries whose own time is below it are absent
+0x02 "forgot"    entries whose own time was below it when it was written are gone: no copy keeps any of them behind it
 0x02 "begins"    where the store began anew: windows that begin before it take no records
 0x02 "backlog"   what is still to be done of what the operator was given (`backlog`)
 """
@@ -30,6 +31,7 @@ LAST_END_KEY: Final = b"\x02last"
 TOTALS_KEY: Final = b"\x02totals"
 CLOSED_KEY: Final = b"\x02closed"
 FLOOR_KEY: Final = b"\x02floor"
+FORGOT_KEY: Final = b"\x02forgot"
 BEGINS_KEY: Final = b"\x02begins"
 BACKLOG_KEY: Final = b"\x02backlog"
 
@@ -50,13 +52,14 @@ def time_at(key: bytes, state: StateReader) -> int | None:
     return unpack_time(packed) if packed else None
 
 
+def time_in(key: bytes, changes: pa.RecordBatch) -> int | None:
+    """The time that changes to a store (CHANGELOG_SCHEMA) write under a reserved key, if they do."""
+    row = int(pc.index(changes.column("key"), pa.scalar(key, pa.binary())).as_py())
+    packed = None if row < 0 else changes.column("value")[row].as_py()
+    return unpack_time(packed) if packed else None
+
+
 def stream_time(state: StateReader) -> int:
     """An operator's stream time as its store has it; `clock.NOT_STARTED` where it has none."""
     found = time_at(OBS_KEY, state)
     return clock.NOT_STARTED if found is None else found
-
-
-def stream_time_in(changes: pa.RecordBatch) -> int | None:
-    """The stream time that changes to a store (CHANGELOG_SCHEMA) carry, if it moved."""
-    row = int(pc.index(changes.column("key"), pa.scalar(OBS_KEY, pa.binary())).as_py())
-    return None if row < 0 else unpack_time(changes.column("value")[row].as_py())

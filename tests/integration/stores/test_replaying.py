@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from service.storage import expiry
+from service.storage import view as views
 from service.storage.replica import Replica
 from service.storage.view import View
 from service.streams.layouts import reserved
+from service.streams.layouts.changelog import change, changelog_of
 from tests.stores import Engine, Job, at
 from tests.unit.storage.replicas import INTERVAL_MS, STORE, changes, key, value
 
@@ -173,3 +175,17 @@ def test_a_whole_changelog_gives_the_same_in_any_cuts(engine: Engine) -> None:
         with replica.reader() as view:
             contents.append(view.scan(b"\x00", b"\x01"))
     assert contents[0] == contents[1] == contents[2]
+
+
+def test_what_was_over_when_time_was_set_back_is_gone_wherever_it_lies(replica: Opened) -> None:
+    names = range(2 * views.SLICE_ROWS + 3)
+    ahead = 10 * INTERVAL_MS + len(names)  # in a list with others, which is not due before it is
+    replica.apply(0, 9, changes({key(n): ahead if n % 1_000 == 0 else n for n in names}, obs=0))
+    told = changelog_of([change(reserved.FORGOT_KEY, reserved.pack_time(ahead))], 50)
+    assert told is not None
+    assert not replica.apply(8, 10, told)
+    assert replica.apply(9, 10, told)
+    assert scanned(replica) == [key(n) for n in names if n % 1_000 == 0]
+    assert replica.apply(10, 11, changes({key(1): 40}))
+    assert replica.apply(11, 12, changes({key(2): 60}, obs=60))
+    assert scanned(replica)[:3] == [key(0), key(1), key(2)]

@@ -88,6 +88,6 @@ def test_stream_time_and_deletes_never_expire():
 
 
 def test_changes_carry_stream_time_last_and_only_when_it_moved():
-    assert reserved.stream_time_in(changes(5, obs=9)) == 9
-    assert reserved.stream_time_in(changes(5)) is None
-    assert reserved.stream_time_in(changes()) is None
+    assert reserved.time_in(reserved.OBS_KEY, changes(5, obs=9)) == 9
+    assert reserved.time_in(reserved.OBS_KEY, changes(5)) is None
+    assert reserved.time_in(reserved.OBS_KEY, changes()) is None

@@ -79,7 +79,7 @@ def test_a_changelog_is_sorted_and_holds_stream_time():
     changes = changelog_of(parts, 5)
     assert changes.column("key").to_pylist() == [reserved.OBS_KEY, b"h", b"i", b"w"]
     assert changes.column("value").to_pylist()[1:] == [b"", None, b"1"]
-    assert reserved.stream_time_in(changes) == 5
+    assert reserved.time_in(reserved.OBS_KEY, changes) == 5
     assert changelog_of([], None) is None
 
 
