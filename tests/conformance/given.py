@@ -31,8 +31,18 @@ def load(family: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in raw(family).splitlines()]
 
 
+def each(cases: list[dict[str, Any]]) -> list[Any]:
+    """Parameters (case) of each case; `make check` leaves out the large ones."""
+    return [
+        pytest.param(case, id=case["name"], marks=[pytest.mark.thorough] if len(case["records"]) > LARGE else [])
+        for case in cases
+    ]
+
+
 def cut(cases: list[dict[str, Any]]) -> list[Any]:
-    """Parameters (case, batch_records) of each case whole (None) and in batches; `make check` runs one of the two."""
+    """Parameters (case, batch_records) of each case whole (None) and in batches; `make check` runs one of the two,
+    and no large case.
+    """
     by_one = _shortest(cases)
     found = []
     for case in cases:
@@ -40,7 +50,7 @@ def cut(cases: list[dict[str, Any]]) -> list[Any]:
         batch = LARGE_BATCH if count > LARGE else BATCH
         quick = batch if batch < count <= SHORT else None
         for size in [None, *([batch] if batch < count else []), *([1] if case["name"] in by_one else [])]:
-            found.append(_parameters(case, size, is_thorough=size != quick))
+            found.append(_parameters(case, size, is_thorough=size != quick or count > LARGE))
     return found
 
 

@@ -13,7 +13,7 @@ from tests.task import Task, cut, job, outputs
 
 FAMILIES = ("table", "tumbling", "hopping", "session", "sliding")
 CASES = [case for family in FAMILIES for case in load(family)]
-EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+EACH = pytest.mark.parametrize("case", given.each(CASES))
 
 
 @EACH

@@ -13,7 +13,7 @@ from tests.task import Task, cut, job, run_all
 CASES = load("deduplicate")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", given.each(CASES))
 def test_the_oracle_gives_the_outputs(case):
     assert naive.run(case["job"]["operators"], case["records"]) == case["outputs"]
 

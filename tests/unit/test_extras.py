@@ -60,6 +60,7 @@ def pins(lock: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("extra", "packages"),
     [

@@ -10,6 +10,7 @@ import pytest
 HEAVY = {"alembic", "duckdb", "fastapi", "numba", "pyarrow", "pyspark", "sqlalchemy"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "needed"),
     [
