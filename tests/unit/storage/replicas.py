@@ -38,6 +38,13 @@ def changes(entries: Entries, obs: int | None = None) -> pa.RecordBatch:
     return sorted_changelog((pa.array(names, pa.binary()), pa.array(values, pa.binary())), obs)
 
 
+def filled(path: Path, keys: int = 100) -> Replica:
+    """One at position 10."""
+    replica = open_replica(path)
+    replica.apply(0, 10, changes({key(n): n for n in range(keys)}))
+    return replica
+
+
 def held_keys(replica: Replica) -> list[bytes]:
     """Keys on disk, the expired ones that are not deleted yet included."""
     with replica._environment.transaction(write=False) as tx:

@@ -14,15 +14,9 @@ import lmdb
 import pytest
 
 from service.storage import environments
-from service.storage.replica import Replica, replica_path
+from service.storage.replica import replica_path
 from service.streams.errors import ReplicaDamaged
-from tests.unit.storage.replicas import changes, held_keys, key, open_replica
-
-
-def filled(path: Path, keys: int = 100) -> Replica:
-    replica = open_replica(path)
-    replica.apply(0, 10, changes({key(n): n for n in range(keys)}))
-    return replica
+from tests.unit.storage.replicas import changes, filled, held_keys, key, open_replica
 
 
 def position_after_reopening(path: Path, **how: object) -> int:
@@ -35,7 +29,7 @@ def position_after_reopening(path: Path, **how: object) -> int:
 @contextmanager
 def other_process(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process that runs `script` with `replica` = a filled one at the path given first, until it is killed."""
-    prelude = "from pathlib import Path; import os, sys\nfrom tests.unit.storage.test_environments import *\n"
+    prelude = "import os, sys\nfrom service.storage import environments\nfrom tests.unit.storage.replicas import *\n"
     command = [sys.executable, "-c", prelude + dedent(script), *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
