@@ -26,6 +26,14 @@ class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
 
 
+class StreamCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to read on in each partition of a stream."""
+
+    stream: str
+    lineage: str
+    offsets: list[int]
+
+
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a write reached: the offset behind its last record, by partition."""
 
@@ -56,20 +64,21 @@ class RowCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _cursor = msgspec.json.Decoder(Cursor)
+_stream_cursor = msgspec.json.Decoder(StreamCursor)
 _store_cursor = msgspec.json.Decoder(StoreCursor)
 _row_cursor = msgspec.json.Decoder(RowCursor)
 _position = msgspec.json.Decoder(Position)
 _encode = msgspec.json.Encoder().encode
 
 
-def opaque(thing: Cursor | Position | StoreCursor | RowCursor) -> str:
+def opaque(thing: Cursor | StreamCursor | Position | StoreCursor | RowCursor) -> str:
     """As a client carries it."""
     return base64.urlsafe_b64encode(_encode(thing)).rstrip(b"=").decode()
 
 
-def cursor_of(text: str) -> Cursor | None:
-    """The cursor that a client brought back; None when it is none."""
-    return _read(text, _cursor)
+def cursor_of(text: str) -> Cursor | StreamCursor | None:
+    """The cursor of a partition or of a whole stream that a client brought back; None when it is none."""
+    return _read(text, _cursor) or _read(text, _stream_cursor)
 
 
 def store_cursor_of(text: str) -> StoreCursor | None:

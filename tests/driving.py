@@ -89,7 +89,7 @@ def all_records(running: Running, stream: str, partition: int) -> list[Record]:
     while True:
         page = running.call("GET", f"/v1/streams/{stream}/records", params=where)
         records += page["records"]
-        if page["next"] is None:
+        if page["at_end"]:
             return records
         where = {"partition": partition, "cursor": page["next"], "limit": 5000}
 

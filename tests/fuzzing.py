@@ -148,7 +148,7 @@ def world(folder: Path, database_url: str) -> Iterator[World]:
 def impatient(case: schemathesis.Case) -> None:
     """Wait for no answer longer than a moment, though that is allowed: requests are many."""
     declared = {str(parameter["name"]) for parameter in case.operation.definition.raw.get("parameters", ())}
-    if declared & WAITS and isinstance(case.query, dict):
+    if "timeout_ms" in declared and isinstance(case.query, dict):
         case.query.setdefault("timeout_ms", PATIENCE_MS)
     if case.path.endswith(":poll") and isinstance(case.body, dict):
         case.body.setdefault("timeout_ms", PATIENCE_MS)

@@ -1,14 +1,19 @@
-"""Records read from a stream: pages of one partition, by offset or on from a cursor, as JSON or Arrow.
+"""Records read from a stream: pages of one partition or of all, by offset, from a time, or on from a cursor, as JSON or
+Arrow; at the end a reader may wait for more.
 
-Knows the shapes of request and answer, and how much a page holds. Refuses to know how segments lie (`service.storage`).
+Knows the shapes of request and answer, and how long one waits. Refuses to know what a page holds (`service.reads`) and
+how segments lie (`service.storage`).
 """
 
-from typing import Annotated, Any
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
-import pyarrow as pa
 from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,25 +24,24 @@ from service.api.models import WindowView
 from service.api.streams import NamedStream
 from service.auth import Reader
 from service.catalog import segments, start_positions, streams
+from service.catalog.engine import partition_topic, stream_topic
 from service.catalog.tables import StreamRow
 from service.payloads import ARROW, JSON
-from service.payloads.answers import KeyEncoding, arrow_answer, as_page, json_answer, rows_within
-from service.positions import Cursor, cursor_of, opaque
+from service.payloads.answers import KeyEncoding, arrow_answer, json_answer
+from service.positions import Cursor, StreamCursor, cursor_of, opaque
 from service.problems import declared, refused
 from service.protocol import ChunkRange
+from service.reads.pages import Page, Place, read_page
 from service.storage.segments import offsets_of, part_of
-from service.streams.errors import (
-    OffsetTruncated,
-    SegmentMissing,
-    UnknownPartition,
-)
+from service.streams.errors import UnknownPartition
 
 router = router_of("streams")
 
-MAX_PAGE_RECORDS = 100_000
-MAX_PAGE_BYTES = 32 << 20
-MAX_OFFSET = 2**63 - 1
-NEXT_HEADER = "Millrace-Next"
+MAX_PAGE_RECORDS: Final = 100_000
+MAX_OFFSET: Final = 2**63 - 1
+MAX_WAIT_MS: Final = 60_000
+NEXT_HEADER: Final = "Millrace-Next"
+AT_END_HEADER: Final = "Millrace-At-End"
 
 
 class RecordView(BaseModel):
@@ -53,10 +57,21 @@ class RecordView(BaseModel):
 
 
 class RecordPage(BaseModel):
-    """Records of one partition, in order."""
+    """Records of one partition or of all, in order within each."""
 
     records: list[RecordView]
-    next: Annotated[str | None, Field(description="Cursor of the next page; null when the end is reached.")]
+    next: Annotated[str, Field(description="Cursor of what comes next, also where nothing is there yet.")]
+    at_end: Annotated[bool, Field(description="Whether there was nothing beyond these records.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Where a request begins, as it says so."""
+
+    partition: int | None
+    from_offset: int | None
+    from_timestamp: int | None
+    cursor: str | None
 
 
 @router.get(
@@ -65,19 +80,22 @@ class RecordPage(BaseModel):
         200: {
             "model": RecordPage,
             "description": "A page; as Arrow with the columns partition, offset, key, value, timestamp, window_start, "
-            f"window_end, headers, and the cursor of the next page in the header `{NEXT_HEADER}`",
+            f"window_end, headers; the cursor of what comes next in the header `{NEXT_HEADER}`, and in "
+            f"`{AT_END_HEADER}` whether there was nothing beyond (true, false)",
             "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
         },
         **declared(401, 403, 404, 406, 410, 422, 503),
     },
 )
-def read_records(
+async def read_records(
     request: Request,
     stream: NamedStream,
     _: Reader,
-    partition: Annotated[int | None, Query(ge=0, description="0 unless the cursor says otherwise.")] = None,
+    partition: Annotated[
+        int | None, Query(ge=0, description="Of which to read; all, when absent and the cursor does not say.")
+    ] = None,
     from_offset: Annotated[
-        int | None, Query(ge=0, le=MAX_OFFSET, description="Where to begin; at the start when absent.")
+        int | None, Query(ge=0, le=MAX_OFFSET, description="Where to begin in a partition; at the start when absent.")
     ] = None,
     from_timestamp: Annotated[
         int | None,
@@ -85,58 +103,90 @@ def read_records(
     ] = None,
     cursor: PageCursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_RECORDS, description="How many records at most.")] = 500,
+    wait_ms: Annotated[
+        int, Query(ge=0, le=MAX_WAIT_MS, description="How long to wait for a record where there is none yet.")
+    ] = 0,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How JSON shows keys; those of changelogs are always base64.")
     ] = "utf8",
 ) -> Response:
-    """Read records of one partition by offset, from a time on, or on from a cursor; as JSON, or as Arrow by `Accept`.
+    """Read records by offset, from a time on, or on from a cursor; as JSON, or as Arrow by `Accept`.
 
-    A page ends at `limit`, at 32 MiB, or where it takes too many files; `next` tells whether there is more.
+    A page ends at `limit`, at 32 MiB, or where it takes too many files; `at_end` tells whether there was more. Over all
+    partitions each one's records are in order, and each has its share of a page.
     """
-    kind = accepts(request, JSON, ARROW)
-    state = request.state
-    found = state.catalog.read(streams.get_stream, stream)
-    place = _place(found, state.catalog.lineage, partition, from_offset, cursor)
-    if from_timestamp is not None:
-        if from_offset is not None or cursor is not None:
-            detail = "begin at a time, at an offset, or on from a cursor: one of them"
-            raise refused("invalid_request", "?from_timestamp", detail)
-        place = place[0], _offset_at(state, found, place[0], from_timestamp)
-    try:
-        pages, end = _pages(state, found, *place, limit)
-    except SegmentMissing:  # the collector was faster: ask the catalog where the records are now
-        pages, end = _pages(state, found, *place, limit)
-    following = None
-    if pages:
-        offset = pages[-1].column("offset")[-1].as_py() + 1
-        if offset < end:
-            following = opaque(Cursor(found.id, state.catalog.lineage, place[0], offset))
-    if kind == ARROW:
-        headers = {NEXT_HEADER: following} if following else {}
-        return Response(arrow_answer(pages), headers=headers, media_type=ARROW)
+    kind, state = accepts(request, JSON, ARROW), request.state
+    until_s = time.monotonic() + wait_ms / 1000
+    begin = _Begin(partition, from_offset, from_timestamp, cursor)
+    found, place = await run_in_threadpool(_place, state, stream, begin)
+    topic = partition_topic(found.id, next(iter(place))) if len(place) == 1 else stream_topic(found.id)
+    while True:
+        seen = state.hub.seen
+        page = await run_in_threadpool(read_page, state.catalog, state.storage, found.id, place, limit)
+        left_s = until_s - time.monotonic()
+        if page.batches or left_s <= 0 or state.hub.is_closed:
+            break
+        place = page.following
+        await state.hub.wait([topic], seen, left_s)
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
-    return Response(json_answer(pages, encoding, following), media_type=JSON)
+    how = {"is_whole": _is_whole(begin), "is_arrow": kind == ARROW}
+    return await run_in_threadpool(_answer, state, found, page, encoding, **how)
 
 
-def _place(
-    stream: StreamRow, lineage: str, partition: int | None, from_offset: int | None, cursor: str | None
-) -> tuple[int, int | None]:
-    """(partition, offset) to read from; None: the start."""
-    if cursor is None:
-        return partition or 0, from_offset
-    found = cursor_of(cursor)
-    if found is None or found.stream != stream.id or found.lineage != lineage:
+def _answer(
+    state: Any, stream: StreamRow, page: Page, encoding: KeyEncoding, *, is_whole: bool, is_arrow: bool
+) -> Response:
+    following = _cursor(stream, state.catalog.lineage, page, is_whole=is_whole)
+    if is_arrow:
+        headers = {NEXT_HEADER: following, AT_END_HEADER: str(page.at_end).lower()}
+        return Response(arrow_answer(page.batches), headers=headers, media_type=ARROW)
+    return Response(json_answer(page.batches, encoding, following, at_end=page.at_end), media_type=JSON)
+
+
+# ---------------------------------------------------------------- where to begin
+
+
+def _place(state: Any, name: str, begin: _Begin) -> tuple[StreamRow, Place]:
+    stream: StreamRow = state.catalog.read(streams.get_stream, name)
+    if begin.cursor is not None:
+        return stream, _of_cursor(stream, state.catalog.lineage, begin)
+    if begin.partition is not None and begin.partition >= stream.partitions:
+        raise UnknownPartition(f"{stream.name}/{begin.partition}")
+    partitions = range(stream.partitions) if begin.partition is None else [begin.partition]
+    if begin.from_timestamp is not None:
+        return stream, _of_time(state, stream, partitions, begin)
+    if begin.from_offset and len(partitions) > 1:
+        detail = f"an offset is of one partition, and the stream has {stream.partitions}: say ?partition= too"
+        raise refused("invalid_request", "?from_offset", detail)
+    return stream, dict.fromkeys(partitions, begin.from_offset)
+
+
+def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> Place:
+    found = cursor_of(begin.cursor or "")
+    is_ours = found is not None and found.stream == stream.id and found.lineage == lineage
+    if found is None or not is_ours or (isinstance(found, StreamCursor) and len(found.offsets) != stream.partitions):
         raise refused("invalid_cursor", "?cursor", f"the cursor does not belong to the stream {stream.name!r}")
-    if from_offset is not None or partition not in (None, found.partition):
+    said = found.partition if isinstance(found, Cursor) else None
+    if begin.from_timestamp is not None:
+        raise refused("invalid_request", "?from_timestamp", _ONE_OF_THEM)
+    if begin.from_offset is not None or begin.partition not in (None, said):
         raise refused("invalid_cursor", "?cursor", "the cursor says where to read on, the query says otherwise")
-    return found.partition, found.offset
+    return {found.partition: found.offset} if isinstance(found, Cursor) else dict(enumerate(found.offsets))
+
+
+def _of_time(state: Any, stream: StreamRow, partitions: Sequence[int], begin: _Begin) -> Place:
+    """The offset of the first record of a time or later, the end where there is none."""
+    if begin.from_offset is not None:
+        raise refused("invalid_request", "?from_timestamp", _ONE_OF_THEM)
+    if stream.kind == "changelog":
+        raise refused("invalid_request", "?from_timestamp", "the entries of a changelog have no timestamps")
+    return {each: _offset_at(state, stream, each, begin.from_timestamp or 0) for each in partitions}
+
+
+_ONE_OF_THEM: Final = "begin at a time, at an offset, or on from a cursor: one of them"
 
 
 def _offset_at(state: Any, stream: StreamRow, partition: int, timestamp: int) -> int:
-    """The offset of the first record of `timestamp` or later, the end where there is none."""
-    if stream.kind == "changelog":
-        raise refused("invalid_request", "?from_timestamp", "the entries of a changelog have no timestamps")
-    _require_partition(stream, partition)
     wanted = state.catalog.read(_chunk_at, stream.id, partition, timestamp)
     for chunk in wanted.chunks:
         part = part_of(chunk, state.storage.read_chunk(chunk), wanted.start)
@@ -151,27 +201,18 @@ def _chunk_at(s: Session, stream_id: str, partition: int, timestamp: int) -> Chu
     return segments.chunks_from(s, stream_id, partition, MAX_OFFSET if first is None else first, 1)
 
 
-def _require_partition(stream: StreamRow, partition: int) -> None:
-    if partition >= stream.partitions:
-        raise UnknownPartition(f"{stream.name}/{partition}")
+# ---------------------------------------------------------------- where to read on
 
 
-def _pages(
-    state: Any, stream: StreamRow, partition: int, offset: int | None, limit: int
-) -> tuple[list[pa.RecordBatch], int]:
-    """Batches of PAGE_SCHEMA from `offset` on, and the partition's end. Raises OffsetTruncated."""
-    _require_partition(stream, partition)
-    wanted = state.catalog.read(segments.chunks_from, stream.id, partition, offset or 0, limit)
-    if offset is not None and offset < wanted.start:
-        raise OffsetTruncated(wanted.start)
-    pages: list[pa.RecordBatch] = []
-    rows_left, bytes_left = limit, MAX_PAGE_BYTES
-    for chunk in wanted.chunks:
-        part = part_of(chunk, state.storage.read_chunk(chunk), offset or 0)
-        found = as_page(part.records.slice(0, rows_left), partition, offsets_of(part)[:rows_left])
-        rows, size = rows_within(found, bytes_left)
-        pages.append(found.slice(0, max(rows, 0 if pages else 1)))
-        rows_left, bytes_left = rows_left - rows, bytes_left - size
-        if rows < found.num_rows or rows_left <= 0:
-            break
-    return [found for found in pages if found.num_rows], wanted.end
+def _is_whole(begin: _Begin) -> bool:
+    """Whether all partitions are read, also where there is but one."""
+    if begin.cursor is not None:
+        return isinstance(cursor_of(begin.cursor), StreamCursor)
+    return begin.partition is None
+
+
+def _cursor(stream: StreamRow, lineage: str, page: Page, *, is_whole: bool) -> str:
+    if is_whole:
+        return opaque(StreamCursor(stream.id, lineage, [page.following[at] for at in sorted(page.following)]))
+    [(partition, offset)] = page.following.items()
+    return opaque(Cursor(stream.id, lineage, partition, offset))

@@ -8,7 +8,7 @@ Locks are taken in the order of the catalog: segments by id, then partitions by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -55,6 +55,11 @@ _CHUNKS = Prepared(
 _BOUNDS = Prepared(
     select(PartitionRow.start_offset, PartitionRow.end_offset).where(
         PartitionRow.stream_id == bindparam("stream_id"), PartitionRow.partition == bindparam("partition")
+    )
+)
+_ALL_BOUNDS = Prepared(
+    select(PartitionRow.partition, PartitionRow.start_offset, PartitionRow.end_offset).where(
+        PartitionRow.stream_id == bindparam("stream_id")
     )
 )
 _SEGMENTS = "SELECT segments.id, state, writer FROM segments WHERE id IN ({ids}) ORDER BY id {lock}"
@@ -231,6 +236,23 @@ def chunks_from(s: Session, stream_id: str, partition: int, offset: int, max_rec
         raise UnknownPartition(f"{stream_id}/{partition}")
     ((start, end),) = bounds
     return ChunkRange(start, end, [] if offset >= end else _chunks(s, stream_id, partition, offset, max_records))
+
+
+def ranges_from(s: Session, stream_id: str, place: Mapping[int, int | None], max_records: int) -> dict[int, ChunkRange]:
+    """`chunks_from` of several partitions, from an offset each (None: the start), each with as many as `max_records`
+    need. Raises UnknownPartition.
+    """
+    bounds = {at: (start, end) for at, start, end in _ALL_BOUNDS.rows(s, stream_id=stream_id)}
+    unknown = place.keys() - bounds.keys()
+    if unknown:
+        raise UnknownPartition(f"{stream_id}/{min(unknown)}")
+    found: dict[int, ChunkRange] = {}
+    for partition, given in place.items():
+        start, end = bounds[partition]
+        offset = start if given is None else given
+        chunks = _chunks(s, stream_id, partition, offset, max_records) if offset < end else []
+        found[partition] = ChunkRange(start, end, chunks)
+    return found
 
 
 def next_range(s: Session, number: int, read: tuple[str, int], start: int, end: int, max_records: int) -> InputRange:

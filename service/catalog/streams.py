@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.catalog.engine import partition_topic, stream_topic, wake
 from service.catalog.tables import ChunkRow, IngestKeyRow, JobRow, JobStreamRow, Json, PartitionRow, StreamRow
 from service.streams.errors import InternalStream, StaleTag, StreamExists, StreamInUse, UnknownStream
 
@@ -108,8 +109,11 @@ def delete_stream(s: Session, name: str) -> None:
 
 
 def remove_streams(s: Session, stream_ids: Sequence[str]) -> None:
-    """Remove streams and what they hold; the collector drops the segments that nothing refers to any more."""
-    lock_partitions_of(s, stream_ids)
+    """Remove streams and what they hold; the collector drops the segments that nothing refers to any more. Who waits
+    for records of them hears of it.
+    """
+    gone = lock_partitions_of(s, stream_ids)
+    wake(s, *map(stream_topic, stream_ids), *(partition_topic(at.stream_id, at.partition) for at in gone))
     s.execute(delete(ChunkRow).where(ChunkRow.stream_id.in_(stream_ids)))
     s.execute(delete(IngestKeyRow).where(IngestKeyRow.stream_id.in_(stream_ids)))
     s.execute(delete(PartitionRow).where(PartitionRow.stream_id.in_(stream_ids)))

@@ -63,13 +63,14 @@ def arrow_answer(pages: Sequence[pa.RecordBatch]) -> bytes:
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def json_answer(pages: Sequence[pa.RecordBatch], key_encoding: KeyEncoding, following: str | None) -> bytes:
-    """`{"records": […], "next": …}`. Raises KeyNotText when a key is not UTF-8 and should be."""
-    records = ",".join(text for page in pages for text in _texts(page, key_encoding))
-    return f'{{"records":[{records}],"next":{_encode(following).decode()}}}'.encode()
+def json_answer(pages: Sequence[pa.RecordBatch], key_encoding: KeyEncoding, following: str, *, at_end: bool) -> bytes:
+    """`{"records": […], "next": …, "at_end": …}`. Raises KeyNotText when a key is not UTF-8 and should be."""
+    records = ",".join(text for page in pages for text in record_texts(page, key_encoding))
+    return f'{{"records":[{records}],"next":"{following}","at_end":{"true" if at_end else "false"}}}'.encode()
 
 
-def _texts(page: pa.RecordBatch, key_encoding: KeyEncoding) -> Iterator[str]:
+def record_texts(page: pa.RecordBatch, key_encoding: KeyEncoding) -> Iterator[str]:
+    """Each record of a page as JSON. Raises KeyNotText."""
     partition, offset, key, value, timestamp, start, end, headers = (column.to_pylist() for column in page.columns)
     keys = _base64_keys(key) if key_encoding == "base64" else _text_keys(key, offset)
     windows = (

@@ -285,7 +285,7 @@ def test_the_longest_names_give_internal_streams_that_can_be_read_and_listed(api
     changelog = f"{body['name']}-{operator}-changelog"
     assert len(changelog) > 128
     assert api.get(f"/v1/streams/{changelog}").json()["kind"] == "changelog"
-    assert api.get(f"/v1/streams/{changelog}/records").json() == {"records": [], "next": None}
+    assert api.get(f"/v1/streams/{changelog}/records").json()["records"] == []
     assert api.get(f"/v1/stores/{body['name']}-{operator}").json()["operator"] == operator
     cursor, names = None, []
     while cursor is not None or not names:

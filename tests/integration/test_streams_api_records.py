@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -326,10 +327,11 @@ def test_pages_follow_each_other_by_cursor_until_the_end(writer: httpx.Client, f
         page = writer.get(full, params=query).json()
         assert 0 < len(page["records"]) <= limit
         values += [record["value"] for record in page["records"]]
-        if page["next"] is None:
-            break
         query = {"cursor": page["next"], "limit": limit}
+        if page["at_end"]:
+            break
     assert values == list(range(25))
+    assert writer.get(full, params=query).json() == {"records": [], "next": page["next"], "at_end": True}
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(0, 25), (7, 18), (24, 1), (25, 0), (1000, 0)])
@@ -339,7 +341,87 @@ def test_reading_begins_at_an_offset(writer: httpx.Client, full: str, offset: in
 
 
 def test_the_end_of_an_empty_partition_is_reached_at_once(writer: httpx.Client, full: str) -> None:
-    assert writer.get(full, params={"partition": 0}).json() == {"records": [], "next": None}
+    page = writer.get(full, params={"partition": 0}).json()
+    assert (page["records"], page["at_end"]) == ([], True)
+
+
+def test_a_cursor_at_the_end_gives_what_comes_there(writer: httpx.Client) -> None:
+    path = make(writer, partitions=2)
+    at_end = writer.get(path, params={"partition": 1}).json()
+    post(writer, path, body_of(NDJSON, [{"value": 1, "partition": 1}, {"value": 2, "partition": 0}]), NDJSON)
+    assert [record["value"] for record in read(writer, path, cursor=at_end["next"])] == [1]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+def test_one_cursor_is_for_all_partitions(writer: httpx.Client, limit: int) -> None:
+    """Each record once, in order within its partition; a long partition keeps no other waiting."""
+    path = make(writer, partitions=3)
+    sizes = {0: 20, 1: 0, 2: 3}
+    for partition, size in sizes.items():
+        records = [{"value": n, "partition": partition} for n in range(size)]
+        if records:
+            post(writer, path, body_of(NDJSON, records), NDJSON)
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    query: dict[str, Any] = {"limit": limit}
+    pages = 0
+    while True:
+        page = writer.get(path, params=query).json()
+        pages += 1
+        assert 0 < len(page["records"]) <= limit
+        for record in page["records"]:
+            found[record["partition"]].append(record["offset"])
+        query = {"limit": limit, "cursor": page["next"]}
+        if limit >= 2 and pages == 3:
+            assert len(found[2]) == 3
+        if page["at_end"]:
+            break
+    assert found == {partition: list(range(size)) for partition, size in sizes.items()}
+    post(writer, path, body_of(NDJSON, [{"value": 1, "partition": 1}, {"value": 2, "partition": 2}]), NDJSON)
+    assert [(each["partition"], each["value"]) for each in read(writer, path, **query | {"limit": 9})] == [
+        (1, 1),
+        (2, 2),
+    ]
+
+
+def test_reading_all_partitions_begins_at_a_time(writer: httpx.Client) -> None:
+    path = make(writer, partitions=2)
+    records = [{"value": n, "timestamp": 1_000 * n, "partition": n % 2} for n in range(10)]
+    post(writer, path, body_of(NDJSON, records), NDJSON)
+    assert sorted(each["value"] for each in read(writer, path, from_timestamp=6_000)) == [6, 7, 8, 9]
+
+
+def test_an_offset_is_of_one_partition(writer: httpx.Client, full: str) -> None:
+    assert refused(writer.get(full, params={"from_offset": 3}), 422, "invalid_request") == ["?from_offset"]
+    assert len(read(writer, full, from_offset=0)) == 25
+
+
+@pytest.mark.parametrize("query", [{}, {"partition": 0}])
+def test_who_waits_gets_the_next_record_as_it_comes(
+    service: Serving, writer: httpx.Client, path: str, query: dict[str, Any]
+) -> None:
+    at_end = writer.get(path, params=query).json()
+    reader = service.client("reader")
+    with futures.ThreadPoolExecutor(1) as others:
+        waiting = others.submit(reader.get, path, params={"cursor": at_end["next"], "wait_ms": 60_000}, timeout=70)
+        post(writer, path, b'{"records":[{"value":"new","partition":0}]}')
+        page = waiting.result().json()
+    assert [record["value"] for record in page["records"]] == ["new"]
+    assert page["at_end"]
+
+
+def test_who_waits_in_vain_gets_an_empty_page_to_read_on_from(writer: httpx.Client, path: str) -> None:
+    at_end = writer.get(path).json()
+    page = writer.get(path, params={"cursor": at_end["next"], "wait_ms": 50}).json()
+    assert page == {"records": [], "next": at_end["next"], "at_end": True}
+
+
+def test_who_waits_on_a_stream_that_is_deleted_hears_of_it(service: Serving, writer: httpx.Client) -> None:
+    path = make(writer, partitions=1)
+    reader = service.client("reader")
+    with futures.ThreadPoolExecutor(1) as others:
+        waiting = others.submit(reader.get, path, params={"wait_ms": 60_000}, timeout=70)
+        writer.delete(path.removesuffix("/records"))
+        assert waiting.result().status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -351,6 +433,9 @@ def test_the_end_of_an_empty_partition_is_reached_at_once(writer: httpx.Client, 
         ({"from_offset": 2**63}, "?from_offset"),
         ({"limit": 0}, "?limit"),
         ({"limit": 100_001}, "?limit"),
+        ({"wait_ms": -1}, "?wait_ms"),
+        ({"wait_ms": 60_001}, "?wait_ms"),
+        ({"wait_ms": "long"}, "?wait_ms"),
         ({"key_encoding": "hex"}, "?key_encoding"),
     ],
 )
@@ -476,7 +561,7 @@ def test_records_are_read_as_arrow(writer: httpx.Client, full: str) -> None:
     cursor = answer.headers["Millrace-Next"]
     rest = writer.get(full, params={"cursor": cursor}, headers={"Accept": f"{ARROW}, */*;q=0.1"})
     assert pa.ipc.open_stream(rest.content).read_all()["offset"].to_pylist() == list(range(13, 25))
-    assert "Millrace-Next" not in rest.headers
+    assert (answer.headers["Millrace-At-End"], rest.headers["Millrace-At-End"]) == ("false", "true")
 
 
 def test_an_empty_page_is_arrow_too(writer: httpx.Client, full: str) -> None:

@@ -1,0 +1,102 @@
+"""Pages of a stream: the records from a place on, and the place behind them.
+
+It knows partitions, chunks and how much a page holds. It refuses to know who asks, how long they wait for more, and how
+records are shown (`service.payloads.answers`).
+
+A place is an offset a partition; None: wherever the partition starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from service.catalog import segments
+from service.catalog.engine import Catalog
+from service.payloads.answers import as_page, rows_within
+from service.protocol import ChunkRange
+from service.storage.segments import Storage, offsets_of, part_of
+from service.streams.errors import OffsetTruncated, SegmentMissing
+
+MAX_PAGE_BYTES: Final = 32 << 20
+
+Place = Mapping[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`batches` of PAGE_SCHEMA, ordered within each partition; `following`: the place behind them; `at_end`: nothing
+    was there beyond it.
+    """
+
+    batches: list[pa.RecordBatch]
+    following: dict[int, int]
+    at_end: bool
+
+
+def read_page(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> Page:
+    """At most `limit` records, of which each partition that has some gets its share, and about MAX_PAGE_BYTES.
+
+    Raises UnknownPartition, OffsetTruncated (a partition starts behind the place), SegmentUnreadable.
+    """
+    try:
+        return _read(catalog, storage, stream_id, place, limit)
+    except SegmentMissing:  # the collector was faster: ask the catalog where the records are now
+        return _read(catalog, storage, stream_id, place, limit)
+
+
+def _read(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> Page:
+    found = catalog.read(segments.ranges_from, stream_id, place, limit)
+    taken: dict[int, _Taken] = {}
+    bytes_left, rows_left, has_rows = MAX_PAGE_BYTES, limit, False
+    # those first that have least: what they leave of their shares is for the others
+    for partition in sorted(found, key=lambda each: found[each].end - (place[each] or found[each].start)):
+        offset = place[partition]
+        if offset is not None and offset < found[partition].start:
+            raise OffsetTruncated(found[partition].start)
+        share = max(rows_left // (len(found) - len(taken)), 0 if has_rows else 1)
+        rows = taken[partition] = _take(storage, found[partition], partition, offset or 0, share, bytes_left)
+        bytes_left, rows_left = bytes_left - rows.bytes, rows_left - rows.records
+        has_rows = has_rows or bool(rows.batches)
+    return Page(
+        [batch for partition in sorted(taken) for batch in taken[partition].batches],
+        {partition: taken[partition].following for partition in sorted(taken)},
+        all(taken[partition].following >= found[partition].end for partition in taken),
+    )
+
+
+class _Taken(NamedTuple):
+    """What a page takes of one partition, and the offset behind it."""
+
+    batches: list[pa.RecordBatch]
+    following: int
+    bytes: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
+
+
+def _take(storage: Storage, found: ChunkRange, partition: int, offset: int, most: int, max_bytes: int) -> _Taken:
+    if not found.chunks:
+        return _Taken([], max(offset, found.end))
+    batches: list[pa.RecordBatch] = []
+    bytes_left, following = max_bytes, max(offset, found.start)
+    for chunk in found.chunks:
+        if most <= 0 or bytes_left <= 0:
+            break
+        part = part_of(chunk, storage.read_chunk(chunk), offset)
+        page = as_page(part.records.slice(0, most), partition, offsets_of(part)[:most])
+        rows, size = rows_within(page, bytes_left)
+        taken = page.slice(0, max(rows, 0 if batches else 1))
+        if taken.num_rows:
+            batches.append(taken)
+        most, bytes_left = most - taken.num_rows, bytes_left - size
+        if taken.num_rows < part.records.num_rows:
+            following = taken.column("offset")[-1].as_py() + 1 if taken.num_rows else following
+            break
+        following = chunk.end_offset
+    return _Taken(batches, following, max_bytes - bytes_left)
