@@ -31,7 +31,7 @@ from service.payloads.answers import KeyEncoding, arrow_answer, json_answer
 from service.positions import Cursor, StreamCursor, cursor_of, opaque
 from service.problems import declared, refused
 from service.protocol import ChunkRange
-from service.reads.pages import Page, Place, read_page
+from service.reads.pages import Place, StreamPage, read_page
 from service.storage.segments import offsets_of, part_of
 from service.streams.errors import UnknownPartition
 
@@ -134,7 +134,7 @@ async def read_records(
 
 
 def _answer(
-    state: Any, stream: StreamRow, page: Page, encoding: KeyEncoding, *, is_whole: bool, is_arrow: bool
+    state: Any, stream: StreamRow, page: StreamPage, encoding: KeyEncoding, *, is_whole: bool, is_arrow: bool
 ) -> Response:
     following = _cursor(stream, state.catalog.lineage, page, is_whole=is_whole)
     if is_arrow:
@@ -211,7 +211,7 @@ def _is_whole(begin: _Begin) -> bool:
     return begin.partition is None
 
 
-def _cursor(stream: StreamRow, lineage: str, page: Page, *, is_whole: bool) -> str:
+def _cursor(stream: StreamRow, lineage: str, page: StreamPage, *, is_whole: bool) -> str:
     if is_whole:
         return opaque(StreamCursor(stream.id, lineage, [page.following[at] for at in sorted(page.following)]))
     [(partition, offset)] = page.following.items()

@@ -27,7 +27,7 @@ Place = Mapping[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StreamPage:
     """`batches` of PAGE_SCHEMA, ordered within each partition; `following`: the place behind them; `at_end`: nothing
     was there beyond it.
     """
@@ -37,7 +37,7 @@ class Page:
     at_end: bool
 
 
-def read_page(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> Page:
+def read_page(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> StreamPage:
     """At most `limit` records, of which each partition that has some gets its share, and about MAX_PAGE_BYTES.
 
     Raises UnknownPartition, OffsetTruncated (a partition starts behind the place), SegmentUnreadable.
@@ -48,7 +48,7 @@ def read_page(catalog: Catalog, storage: Storage, stream_id: str, place: Place, 
         return _read(catalog, storage, stream_id, place, limit)
 
 
-def _read(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> Page:
+def _read(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> StreamPage:
     found = catalog.read(segments.ranges_from, stream_id, place, limit)
     taken: dict[int, _Taken] = {}
     bytes_left, rows_left, has_rows = MAX_PAGE_BYTES, limit, False
@@ -61,7 +61,7 @@ def _read(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limi
         rows = taken[partition] = _take(storage, found[partition], partition, offset or 0, share, bytes_left)
         bytes_left, rows_left = bytes_left - rows.bytes, rows_left - rows.records
         has_rows = has_rows or bool(rows.batches)
-    return Page(
+    return StreamPage(
         [batch for partition in sorted(taken) for batch in taken[partition].batches],
         {partition: taken[partition].following for partition in sorted(taken)},
         all(taken[partition].following >= found[partition].end for partition in taken),
