@@ -18,3 +18,8 @@ def exponential(first_s: float, most_s: float) -> Callable[[RetryCallState], flo
     As `tenacity.wait_random_exponential`, which takes from the common random numbers.
     """
     return lambda state: _RANDOM.uniform(0, min(most_s, first_s * 2.0 ** (state.attempt_number - 1)))
+
+
+def up_to(most_s: float) -> float:
+    """A wait of anything up to `most_s`: for several who would get into each other's way again and again."""
+    return _RANDOM.uniform(0, most_s)

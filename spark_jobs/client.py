@@ -33,8 +33,6 @@ from service.protocol import (
     CommitRequest,
     FailRequest,
     HeartbeatRequest,
-    HeldTask,
-    JobToRun,
     JoinedInstance,
     JoinedSlot,
     JoinRequest,
@@ -127,25 +125,14 @@ class Api:
 
     # ------------------------------------------------------------ slots
 
-    def join_slot(self, instance_id: str, *, slot_id: str, job_id: str, index: int) -> JoinedSlot:
+    def join_slot(self, instance_id: str, slot: SlotRequest) -> JoinedSlot:
         """Become a slot of a job in the place of the one before. Raises ApiError."""
-        return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", SlotRequest(slot_id, job_id, index))
+        return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", slot)
 
-    def poll(
-        self,
-        slot: str,
-        held: Sequence[HeldTask],
-        wait_ms: int,
-        known: JobToRun | None = None,
-        *,
-        patience_s: float = PATIENCE_S,
-    ) -> PollAnswer:
-        """What to do next with the tasks held, of a job as it is known; waits until there is something. Raises
-        ApiError.
-        """
-        version = ("", 0) if known is None else (known.spec_sha256, known.version)
-        held_now = PollRequest(list(held), wait_ms, *version)
-        return self._ask(PollAnswer, "POST", f"{slot}:poll", held_now, wait_s=wait_ms / 1000, patience_s=patience_s)
+    def poll(self, slot: str, held: PollRequest, *, patience_s: float = PATIENCE_S) -> PollAnswer:
+        """What to do next with what the slot holds; waits until there is something. Raises ApiError."""
+        wait_s = held.timeout_ms / 1000
+        return self._ask(PollAnswer, "POST", f"{slot}:poll", held, wait_s=wait_s, patience_s=patience_s)
 
     def find_chunks(self, slot: str, stream_id: str, partition: int, offset: int, max_records: int) -> ChunkRange:
         """The chunks that hold a partition from `offset` on. Raises ApiError."""

@@ -1,9 +1,10 @@
 """The one way in which a copy of a store follows the store's changelog.
 
 A copy is whatever replays committed changes from the position where it stands: the replica of an active task, while it
-runs and after a restore, and the view in Redis. It knows how a copy is brought forward in bounded slices, what to do
-where another writer was faster, and how copies beside the tasks fail without holding a task up. It refuses to know
-what a change means (`service.storage`), who owns a task, and who decides that a copy is needed.
+runs and after a restore, that of a standby or a warm-up, and the view in Redis. It knows how a copy is brought forward
+in bounded slices, what to do where another writer was faster, and how copies beside the tasks fail without holding a
+task up. It refuses to know what a change means (`service.storage`), who owns a task, and who decides that a copy is
+needed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+import lmdb
 import pyarrow as pa
 import redis
 import structlog
 
 from service.protocol import ChunkRange
-from service.storage.segments import Storage, part_of
+from service.storage.segments import part_of
 from service.storage.view import ViewMissing
-from service.streams.errors import SegmentUnreadable
+from service.streams.errors import ReplicaDamaged, SegmentUnreadable
 from service.streams.records import CHANGELOG_SCHEMA, Chunk, empty
 from spark_jobs.failures import Failures
 
@@ -29,9 +31,11 @@ SLICE_RECORDS: Final = 200_000  # changes asked for at once
 CLOSED: Final = -1  # the position of a copy that is not open
 CHECK_S: Final = 2.0  # how long a copy that somebody else lost may go unnoticed while nothing is written
 COPY_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
-COPY_FAILURES: Final = (redis.RedisError, ViewMissing, OSError, SegmentUnreadable)
+COPY_FAILURES: Final = (redis.RedisError, ViewMissing, lmdb.Error, ReplicaDamaged, OSError, SegmentUnreadable)
+OPEN_PAUSE_S: Final = 0.05  # while somebody else has a copy open
 
 FindChunks = Callable[[str, int, int, int], ChunkRange]  # stream, partition, offset, most records
+ReadChunk = Callable[[Chunk], pa.RecordBatch]
 StorePartition = tuple[str, int]  # store name, partition
 
 
@@ -54,11 +58,11 @@ CopyT = TypeVar("CopyT", bound=Copy)
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """One partition of a store's changelog: which, and where its chunks are found and read."""
+    """One partition of a store's changelog: which, and how its chunks are found and read."""
 
     stream_id: str
     partition: int
-    storage: Storage
+    read: ReadChunk
     find: FindChunks
 
     def chunks_from(self, offset: int) -> list[Chunk]:
@@ -117,7 +121,8 @@ class Follower(Generic[CopyT]):
         """Bring an open copy towards `end`, chunk by chunk, until that moment (monotonic); at least by one chunk."""
         while self.is_behind:
             since = self.position
-            chunks = self._changelog.chunks_from(since)
+            # What begins at the end may be of another version of the job: the store is told of that first.
+            chunks = [chunk for chunk in self._changelog.chunks_from(since) if chunk.first_offset < self.end]
             if not chunks:
                 self._apply(since, self.end, empty(CHANGELOG_SCHEMA))  # no chunk holds these offsets: no changes
             for chunk in chunks:
@@ -137,7 +142,7 @@ class Follower(Generic[CopyT]):
         """Apply what the copy lacks of a chunk, where nothing is missing before it."""
         since, end = self.position, chunk.end_offset
         while since <= self.position < end:
-            part = part_of(chunk, self._changelog.storage.read_chunk(chunk), self.position)
+            part = part_of(chunk, self._changelog.read(chunk), self.position)
             self._apply(self.position, end, part.records)
 
     def _apply(self, position: int, end: int, changes: pa.RecordBatch) -> None:
@@ -170,7 +175,17 @@ class Copies(Generic[CopyT]):
     @property
     def is_behind(self) -> bool:
         """Whether `follow` would find something to do at once."""
-        return not self.failures.is_waiting and any(each.is_behind for each in self._followers.values())
+        return self.is_incomplete and not self.failures.is_waiting
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether one of them is not at the end of its changelog."""
+        return any(each.is_behind for each in self._followers.values())
+
+    @property
+    def positions(self) -> dict[StorePartition, int]:
+        """The changelog positions of those that are open."""
+        return {at: each.position for at, each in self._followers.items() if each.is_open}
 
     def keep(self, ends: Mapping[StorePartition, int]) -> None:
         """Have exactly these, whose changelogs end there."""
@@ -194,13 +209,19 @@ class Copies(Generic[CopyT]):
             return
         with self._guarded():
             is_check = time.monotonic() - self._checked_s > CHECK_S
-            for each in self._followers.values():
-                if is_check:
-                    each.check()
-                each.open()
             if is_check:
+                for each in self._followers.values():
+                    each.check()
                 self._checked_s = time.monotonic()
-            follow_all(self._followers.values(), until_s)
+            opened = [each for each in self._followers.values() if each.open()]
+            follow_all(opened, until_s)
+            if len(opened) < len(self._followers):
+                self.failures.pause(OPEN_PAUSE_S)
+
+    def give(self) -> dict[StorePartition, Follower[CopyT]]:
+        """Let go of all of them as they are."""
+        given, self._followers = self._followers, {}
+        return given
 
     def close(self) -> None:
         """Close all."""

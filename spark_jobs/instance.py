@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="millrace instance", description="Attach a Spark application to the API.")
     parser.add_argument("--api", required=True, help="where the API is reached")
     parser.add_argument("--spark-master", required=True, help="as in spark-submit; local[N] for N slots a job")
-    parser.add_argument("--name", default=_host_name(), help="stable: a restarted instance keeps its replicas")
+    parser.add_argument("--name", default=_host_name(), help="who this is: no two at once may have one name")
     parser.add_argument("--cores", type=_positive, help="slots that a job may have here; default: what the master says")
     replicas = os.environ.get("MILLRACE_REPLICA_DIR") or Path(tempfile.gettempdir(), "millrace-replicas")
     parser.add_argument("--replica-dir", type=Path, default=Path(replicas), help="on each executor's own disk")

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from functools import cache, partial
 
+import pyarrow as pa
+
 from service.protocol import AssignedTask, JoinedSlot
 from service.storage.segments import Storage
 from service.storage.view import View
+from service.streams.records import Chunk
 from service.streams.topology.chain import Chain
 from service.streams.topology.graph import Topology
 from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Copies, FindChunks
 from spark_jobs.memory import Footprint
 from spark_jobs.reading import ChunkReader
+from spark_jobs.standbys import Standbys
 from spark_jobs.stores import JobStores
 from spark_jobs.tasks import StreamTask
 from spark_jobs.work import (
@@ -41,8 +45,8 @@ class SlotJob:
         self, place: SlotPlace, joined: JoinedSlot, storage: Storage, find: FindChunks, footprint: Footprint
     ) -> None:
         self._chain = cache(self._make_chain)
-        self._reader, self._footprint = ChunkReader(storage), footprint
-        self._make_stores = partial(JobStores, place, storage=storage, find=find)
+        self._storage, self._reader, self._footprint = storage, ChunkReader(storage), footprint
+        self._make_stores = partial(JobStores, place, read=self._read_changes, find=find)
         self._begin(joined)
 
     def change(self, joined: JoinedSlot) -> None:
@@ -57,19 +61,28 @@ class SlotJob:
         self._routes = Routes(joined.streams, joined.stores)
         self._stores = self._make_stores(joined, self._topology)
         self.views: Copies[View] = Copies(self._stores.view)
+        self.standbys = Standbys(self._stores.replica)
 
     def forget_read(self) -> None:
         """Nothing is to be done: nothing that was read is kept."""
         self._reader.clear()
 
     def close(self) -> None:
-        """Close its views, and the connection to Redis."""
+        """Close its views and standbys, and the connection to Redis."""
         self.views.close()
+        self.standbys.close()
         self._stores.close()
 
     def task(self, assigned: AssignedTask) -> StreamTask:
-        """A task that was just assigned; nothing of it is open yet."""
-        return StreamTask(assigned, self._stores.replicas(assigned), partial(self._chain, assigned.sub_topology))
+        """A task that was just assigned. Nothing of it is open yet, unless the slot kept a copy of it: that goes on."""
+        kept = self.standbys.give(assigned.task)
+        replicas = {
+            store: kept.get(store) or self._stores.replica((store, assigned.partition), end)
+            for store, end in assigned.changelogs.items()
+        }
+        for store, replica in replicas.items():
+            replica.end = assigned.changelogs[store]
+        return StreamTask(assigned, replicas, partial(self._chain, assigned.sub_topology))
 
     def keep_views(self, assigned: list[AssignedTask]) -> None:
         """Keep the views of exactly these tasks' stores, where there is a Redis."""
@@ -114,6 +127,11 @@ class SlotJob:
                 with task.states() as states:
                     return self._runner(task).advance(states, reason)
         return None
+
+    def _read_changes(self, chunk: Chunk) -> pa.RecordBatch:
+        changes = self._storage.read_chunk(chunk)
+        self._footprint.note(changes.nbytes)
+        return changes
 
     def _runner(self, task: StreamTask) -> TaskRunner:
         return TaskRunner(task.assigned, task.chain(), self._routes)

@@ -11,17 +11,30 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 import structlog
 
 from service import logs
-from service.protocol import AssignedTask, ChunkRange, JobToRun, JoinedSlot, PollAnswer, TaskError, Verdict
+from service.protocol import (
+    AssignedTask,
+    ChunkRange,
+    FollowedTask,
+    JobToRun,
+    JoinedSlot,
+    PollAnswer,
+    PollRequest,
+    SlotRequest,
+    TaskError,
+    Verdict,
+)
+from service.storage.node import NodeFolder
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
 from spark_jobs import memory
@@ -37,6 +50,7 @@ BESIDE_S: Final = 0.03  # of a turn for copies that are behind, while tasks run:
 ALONE_S: Final = 0.5  # where nothing else is to be done
 JOIN_ATTEMPTS: Final = 20
 JOIN_PAUSE_S: Final = 0.25
+NODE_ELSEWHERE: Final = "node_elsewhere"  # the code of the refusal
 OVERTAKEN: Final = {
     "stale_epoch",
     "stale_version",
@@ -55,8 +69,12 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
     started, ended_well = time.monotonic(), False
     try:
         private_folder(place.replica_dir)
-        with Api(place.api_url, api_key) as api, Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse:
-            while _live_once(api, place, index, pulse):
+        with (
+            Api(place.api_url, api_key) as api,
+            Pulse(folder_of(place.replica_dir, place.instance_id)) as pulse,
+            NodeFolder(place.replica_dir, socket.gethostname()) as node,
+        ):
+            while _live_once(api, place, index, pulse, node):
                 pass
         memory.hand_back()  # Spark keeps the process for the next job's slot
         ended_well = True
@@ -68,9 +86,9 @@ def run_slot(place: SlotPlace, api_key: str, index: int) -> None:
             time.sleep(max(0.0, started + 1.0 - time.monotonic()))
 
 
-def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> bool:
+def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeFolder) -> bool:
     """Join and run until told to leave (False) or found gone (True)."""
-    joined = _join(api, place, index, pulse)
+    joined = _join(api, place, index, pulse, node)
     if joined is None:
         return False
     with Slot(api, place, joined, pulse) as slot:
@@ -83,14 +101,20 @@ def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> bool:
     return False
 
 
-def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse) -> JoinedSlot | None:
-    """None: the job wants no slot here. An instance that is gone may be about to join again."""
+def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeFolder) -> JoinedSlot | None:
+    """None: the job wants no slot here. An instance that is gone may be about to join again; a node that is in use
+    elsewhere becomes another one.
+    """
     for _ in range(JOIN_ATTEMPTS):
         try:
-            return api.join_slot(place.instance_id, slot_id=uuid.uuid4().hex, job_id=place.job_id, index=index)
+            slot = SlotRequest(uuid.uuid4().hex, place.job_id, index, node.ref)
+            return api.join_slot(place.instance_id, slot)
         except Unreachable:
             pass  # asked for long enough already
         except Refused as error:
+            if error.code == NODE_ELSEWHERE:
+                node.renew()
+                continue
             if error.status not in {404, 409, 410}:
                 raise
             if error.status != 410:
@@ -123,24 +147,23 @@ class Slot:
 
     def __exit__(self, *_: object) -> None:
         self._keeper.__exit__()
-        self._own([])
+        self._own([], [])
         self._job.close()
 
     def turn(self) -> bool:
         """Ask what to do and do it once; False after leaving. Raises Gone when the slot is not there any more."""
         time.sleep(self._rounds.pause_s(self._tasks.values()))
         try:
-            held = [task.held(self._job.joined.stores) for task in self._tasks.values()]
             with self._pulse.asking():
-                answer = self._api.poll(self._path, held, self._wait_ms(), self._job.joined.job)
+                answer = self._api.poll(self._path, self._polled())
             if answer.directive == "leave":
                 return self._leave()
             if answer.job is not None:
                 self._change(answer, answer.job)
-            self._own(answer.tasks)
+            self._own(answer.tasks, answer.copies)
             self._restore()
             self._run_round()
-            self._follow_views()
+            self._follow()
         except Unreachable as error:
             # Nothing is known of what was under way: the next answer says what counts, replicas catch up with it.
             self.log.warning("api_unreachable", error=str(error))
@@ -150,14 +173,14 @@ class Slot:
         """Run by another version of the job. Tasks whose epochs rose with it end before their stores may be others."""
         epochs = {task.task: task.epoch for task in answer.tasks}
         held = [task.assigned for task in self._tasks.values()]
-        self._own([task for task in held if epochs.get(task.task) == task.epoch])
+        self._own([task for task in held if epochs.get(task.task) == task.epoch], [])
         joined = msgspec.structs.replace(self._job.joined, job=job, streams=answer.streams, stores=answer.stores)
         self._job.change(joined)
         self._border = self._new_border(joined)
         self._rounds.change(*_pace(job))
 
-    def _own(self, assigned: list[AssignedTask]) -> None:
-        """Own exactly these tasks, under these epochs."""
+    def _own(self, assigned: list[AssignedTask], copies: list[FollowedTask]) -> None:
+        """Own exactly these tasks, under these epochs, and keep copies of exactly those."""
         epochs = {task.task: task.epoch for task in assigned}
         for task_id, held in list(self._tasks.items()):
             if epochs.get(task_id) != held.assigned.epoch:
@@ -166,16 +189,34 @@ class Slot:
             if task.task in self._tasks:
                 self._tasks[task.task].assign(task)
             else:
-                self._tasks[task.task] = self._job.task(task)
+                self._take(self._job.task(task))
+        self._job.standbys.keep(copies)
         self._job.keep_views(assigned)
+
+    def _take(self, task: StreamTask) -> None:
+        """Begin with a task; one whose copy was kept up to date here is restored already."""
+        self._tasks[task.assigned.task] = task
+        with self._border.around(task):
+            task.note_backlog()
+        if task.is_open:
+            self._note_opened(task)
+
+    def _note_opened(self, task: StreamTask) -> None:
+        self.log.info("task_opened", task=task.assigned.name, changes_to_replay=task.lag)
 
     def _leave(self) -> bool:
         """Give the tasks up after their replicas are closed: the next owner, here, may open them."""
-        self._own([])
+        self._own([], [])
         with contextlib.suppress(ApiError):  # then the lease runs out
             self._api.leave_slot(self._path)
         self.log.info("slot_left")
         return False
+
+    def _polled(self) -> PollRequest:
+        """What the slot holds and knows, and how long it can wait for something else."""
+        stores, job = self._job.joined.stores, self._job.joined.job
+        held = [task.held(stores) for task in self._tasks.values()]
+        return PollRequest(held, self._wait_ms(), job.spec_sha256, job.version, self._job.standbys.held(stores))
 
     def _wait_ms(self) -> int:
         """How long the API may keep the question (less than the lease, whatever we say): until something is to be done
@@ -185,6 +226,8 @@ class Slot:
         moments_s = [task.failures.not_before_s for task in tasks if task.has_backlog or not task.is_restored]
         if self._job.views.is_behind:
             moments_s.append(self._job.views.failures.not_before_s)
+        if (standbys_s := self._job.standbys.not_before_s) is not None and self._may_stand_by:
+            moments_s.append(standbys_s)
         left_s = min(moments_s, default=math.inf) - time.monotonic()
         return math.ceil(1000 * min(max(0.0, left_s), self._joined.lease_ms / 1000))
 
@@ -204,8 +247,9 @@ class Slot:
                 task.check()
         for task in self._behind():
             with self._border.around(task):
-                task.open()
-        behind = self._behind()
+                if task.open():
+                    self._note_opened(task)
+        behind = [task for task in self._behind() if task.is_open]
         until_s = _until_s(is_alone=len(behind) == len(self._tasks))
         for task in behind:
             with self._border.around(task):
@@ -213,11 +257,21 @@ class Slot:
             if time.monotonic() >= until_s:
                 break
 
-    def _follow_views(self) -> None:
-        """Bring views nearer to what was committed; give memory back where that was the last that was to do."""
+    @property
+    def _may_stand_by(self) -> bool:
+        """Whether the slot's own tasks are restored, as far as they can be: copies of others come behind them."""
+        return all(task.is_restored or task.has_failed for task in self._tasks.values())
+
+    def _follow(self) -> None:
+        """Bring views nearer to what was committed, then copies of tasks that run elsewhere; give memory back where
+        that was the last that was to do.
+        """
         is_idle = not any(task.is_due for task in self._tasks.values())
         self._job.views.follow(_until_s(is_alone=is_idle))
-        if is_idle and not self._job.views.is_behind and not self._behind():
+        if self._may_stand_by:
+            self._job.standbys.follow(is_busy=not is_idle, has_tasks=bool(self._tasks))
+        is_over = not self._job.views.is_behind and self._job.standbys.not_before_s is None
+        if is_idle and is_over and not self._behind():
             self._job.forget_read()
             self._footprint.settle()
 
@@ -265,11 +319,9 @@ class Slot:
         with contextlib.suppress(ApiError):
             self._api.commit(self._path, [], patience_s=1.0)
 
-    def _find_chunks(self, stream_id: str, partition: int, offset: int, most: int) -> ChunkRange:
-        """Chunks for copies that are behind; how large they are once they are unpacked nobody says."""
-        found = self._api.find_chunks(self._path, stream_id, partition, offset, most)
-        self._footprint.note(None if found.chunks else 0)
-        return found
+    def _find_chunks(self, *which: Any) -> ChunkRange:
+        """Chunks for copies that are behind."""
+        return self._api.find_chunks(self._path, *which)
 
     def _new_border(self, joined: JoinedSlot) -> TaskBorder:
         return TaskBorder(self._report, joined.streams, self.log)

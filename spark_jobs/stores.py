@@ -9,25 +9,25 @@ import time
 from functools import partial
 from typing import Final
 
-from service.protocol import AssignedTask, JoinedSlot
+from service.protocol import JoinedSlot
 from service.storage import environments, view
 from service.storage.replica import Replica, replica_path
-from service.storage.segments import Storage
 from service.storage.view import View
 from service.streams.topology.graph import Topology
 from spark_jobs.client import SlotPlace
-from spark_jobs.follow import Changelog, FindChunks, Follower, StorePartition
+from spark_jobs.follow import Changelog, FindChunks, Follower, ReadChunk, StorePartition
 
-HAND_OVER_S: Final = 3.0  # a new life of a replica costs a full restore
+HAND_OVER_LEASES: Final = 3  # a former owner that hangs is killed after so many, and its locks go with it
+HAND_OVER_S: Final = 3.0  # on top of them
 
 
 class JobStores:
     """Makes followers of one job's stores."""
 
     def __init__(
-        self, place: SlotPlace, joined: JoinedSlot, topology: Topology, *, storage: Storage, find: FindChunks
+        self, place: SlotPlace, joined: JoinedSlot, topology: Topology, *, read: ReadChunk, find: FindChunks
     ) -> None:
-        self._place, self._joined, self._storage, self._find = place, joined, storage, find
+        self._place, self._joined, self._read, self._find = place, joined, read, find
         self._specs = {store.name: store for store in topology.stores()}
         self._redis = None if joined.redis_url is None else view.connect(joined.redis_url)
 
@@ -36,17 +36,14 @@ class JobStores:
         """Whether there is a Redis to keep views in."""
         return self._redis is not None
 
-    def replicas(self, assigned: AssignedTask) -> dict[str, Follower[Replica]]:
-        """The replicas that a task runs on, by store name; none is open yet.
+    def replica(self, at: StorePartition, end: int) -> Follower[Replica]:
+        """The replica of a partition of a store; it is not open yet.
 
-        For a while none is begun anew where a former owner, which gives it up just now, has one open still.
+        It is not begun anew where a former owner has it open and gives it up just now, or for as long as it may take
+        until that is killed: a new life of a replica costs a full restore.
         """
-        waits_until_s = time.monotonic() + HAND_OVER_S
-        found = {}
-        for name, end in assigned.changelogs.items():
-            at = (name, assigned.partition)
-            found[name] = Follower(self._changelog(at), partial(self._open_replica, at, waits_until_s), end)
-        return found
+        waits_until_s = time.monotonic() + HAND_OVER_LEASES * self._joined.lease_ms / 1000 + HAND_OVER_S
+        return Follower(self._changelog(at), partial(self._open_replica, at, waits_until_s), end)
 
     def view(self, at: StorePartition, end: int) -> Follower[View]:
         """The view of a partition of a store in Redis; it is not open yet."""
@@ -58,12 +55,12 @@ class JobStores:
             self._redis.close()
 
     def _changelog(self, at: StorePartition) -> Changelog:
-        return Changelog(self._joined.stores[at[0]].changelog, at[1], self._storage, self._find)
+        return Changelog(self._joined.stores[at[0]].changelog, at[1], self._read, self._find)
 
     def _open_replica(self, at: StorePartition, waits_until_s: float, end: int) -> Replica | None:
         store, partition = at
         store_id = self._joined.stores[store].id
-        path = replica_path(self._place.replica_dir, self._place.instance_id, store_id, partition)
+        path = replica_path(self._place.replica_dir, store_id, partition)
         if time.monotonic() < waits_until_s and environments.is_open_elsewhere(path):
             return None
         return Replica.open(path, self._specs[store], store_id, self._joined.lineage, end)

@@ -60,6 +60,11 @@ class StreamTask:
         return any(head.sub_log is not None for head in self.assigned.inputs)
 
     @property
+    def is_open(self) -> bool:
+        """Whether all its replicas are open: a former owner may have one still."""
+        return all(replica.is_open for replica in self.replicas.values())
+
+    @property
     def is_restored(self) -> bool:
         return not any(replica.is_behind for replica in self.replicas.values())
 
@@ -93,13 +98,15 @@ class StreamTask:
             held_at=self.held_at,
         )
 
-    def open(self) -> None:
-        """Open its replicas; what was kept may be all that it needs."""
+    def open(self) -> bool:
+        """Open its replicas; what was kept may be all that it needs. Whether they were closed and are open now."""
+        was_open = self.is_open
         for replica in self.replicas.values():
             if not replica.open():
                 self.failures.pause(HAND_OVER_PAUSE_S)  # its former owner gives it up just now
-                return
+                return False
         self.note_backlog()
+        return not was_open
 
     def check(self) -> None:
         """Look where its open replicas stand. Raises ReplicaDamaged, also for damage done while nothing was to do."""

@@ -61,7 +61,13 @@ class AsOfView(BaseModel):
     stream_time: Annotated[int | None, Field(description="The highest of the partitions that answered.")]
     position: Annotated[str, Field(description="Opaque; as `min_position`, the next answer is no older.")]
     lag_records: Annotated[int, Field(description="Records and changes that are there and that it does not reflect.")]
-    served_by: Annotated[str, Field(description="The instance whose replica was read, or `redis`.")]
+    served_by: Annotated[
+        str,
+        Field(
+            description="The instance whose replica was read, `redis`, or the node of a replica that nobody keeps. "
+            "Where it is not the active copy its role follows: `two (standby)`."
+        ),
+    ]
 
 
 class LookupPage(BaseModel):
@@ -82,7 +88,7 @@ def as_json(look: Look, lineage: str, encoding: KeyEncoding, following: str | No
 def page_as_json(known: Known, lineage: str, items: bytes, partition: int, answer: Answer) -> bytes:
     """As `as_json`, of items that are JSON already: all that one partition had."""
     findings = answer.findings
-    lag, served_by = known.lag_of(partition, findings.position), _server(known, answer.served_by)
+    lag, served_by = known.lag_of(partition, findings.position), known.server_of(partition, answer.served_by)
     as_of = _moment_as_json(
         known.now.changelog, lineage, ((partition, findings.position),), findings.stream_time, lag, served_by
     )
@@ -127,8 +133,7 @@ def _as_of(look: Look, lineage: str) -> dict[str, Any]:
     findings, known = look.page.findings, look.known
     offsets = tuple([(partition, each.position) for partition, each in findings.items()])
     stream_time = max([each.stream_time for each in findings.values()], default=-1)
-    served_by = _server(known, look.served_by)
-    return _moment(known.now.changelog, lineage, offsets, stream_time, known.lag(findings), served_by)
+    return _moment(known.now.changelog, lineage, offsets, stream_time, known.lag(findings), look.served_by)
 
 
 def _moment(
@@ -153,11 +158,6 @@ def _moment_as_json(
 def opaque_position(changelog: str, lineage: str, offsets: Offsets) -> str:
     """The position of a store: offsets of its changelog by partition."""
     return opaque(Position(changelog, lineage, {str(partition): offset for partition, offset in offsets}))
-
-
-def _server(known: Known, served_by: str) -> str:
-    """The instance by its name, where the catalog still knows it as an owner."""
-    return known.owners.get(served_by) or served_by
 
 
 def following_cursor(look: Look, lineage: str, digest: int) -> str | None:

@@ -20,7 +20,8 @@ from service.api.lookup_requests import NAME, KeyEncoding, StoreName, decoded_ke
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, PageView, require_name
 from service.auth import Reader
-from service.catalog.stores import StoreNow, stores_now
+from service.catalog.replicas import STANDBY
+from service.catalog.stores import StoreCopy, StoreNow, stores_now
 from service.lookups import Lookups
 from service.problems import declared
 from service.streams.errors import KeyHasNoOwner
@@ -59,7 +60,7 @@ class StoreView(BaseModel):
 
 
 class OwnerInstanceView(BaseModel):
-    """The instance that runs a task."""
+    """An instance that runs a task, or keeps a standby of it."""
 
     id: str
     name: str
@@ -109,11 +110,14 @@ async def get_owner(
     if not known.now.is_keyed and len(known.now.partitions) > 1:
         raise KeyHasNoOwner(store)
     at = known.now.partitions[known.partition_of(wanted)]
-    active = None
-    if at.instance_id is not None:
-        active = {"id": at.instance_id, "name": at.instance, "host": at.host, "slot": at.slot_id}
     shown = {"store": store, "key": key, "partition": at.partition, "task": at.task}
-    return answer({**shown, "active": active, "standbys": []})
+    active = None if at.owner is None else _kept_by(at.owner)
+    standbys = [_kept_by(copy) for copy in at.copies if copy.role == STANDBY and copy.slot_id is not None]
+    return answer({**shown, "active": active, "standbys": standbys})
+
+
+def _kept_by(copy: StoreCopy) -> dict[str, Any]:
+    return {"id": copy.instance_id, "name": copy.instance, "host": copy.host, "slot": copy.slot_id}
 
 
 async def _view(request: Request, now: StoreNow) -> Mapping[str, Any]:
@@ -141,7 +145,7 @@ async def _partition_view(lookups: Lookups, now: StoreNow, partition: int) -> di
     return {
         "partition": at.partition,
         "task": at.task,
-        "instance": at.instance,
+        "instance": None if at.owner is None else at.owner.instance,
         "stream_time": replica.stream_time if replica is not None and replica.stream_time >= 0 else None,
         "position": None if replica is None else replica.position,
         "end": at.end,

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.inputs import TaskInput, inputs_of_tasks
 from service.catalog.jobs import streams_of
-from service.catalog.replicas import IS_ACTIVE
+from service.catalog.replicas import ACTIVE
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
@@ -29,24 +29,39 @@ from service.catalog.tables import (
 from service.streams.errors import UnknownStore
 
 
+class StoreCopy(NamedTuple):
+    """A copy of a partition of a store: its node and role, and the slot that keeps it (None: nobody does), with that
+    slot's instance.
+    """
+
+    node_id: str
+    role: str
+    slot_id: str | None
+    instance_id: str | None
+    instance: str | None
+    host: str | None
+
+
 @dataclass(slots=True)
 class StorePartition:
-    """One partition of a store: its task, the end of its changelog, and how far its owner's replica said it was.
+    """One partition of a store: its task, the end of its changelog, and its copies, the active one first.
 
-    `instance_id`: of the owner, None while nobody owns the task. `lag_before`: what tasks before it have not read.
+    `lag_before`: what tasks before it have not read.
     """
 
     partition: int
     task: str
     stream_time: int
-    applied: int
     end: int
-    slot_id: str | None
-    instance_id: str | None
-    instance: str | None
-    host: str | None
+    copies: Sequence[StoreCopy]
     inputs: list[TaskInput]
     lag_before: int = 0
+
+    @property
+    def owner(self) -> StoreCopy | None:
+        """The copy that the task runs on; None while nobody owns the task."""
+        first = next(iter(self.copies), None)
+        return first if first is not None and first.role == ACTIVE and first.slot_id is not None else None
 
     @property
     def input_lag(self) -> int:
@@ -186,25 +201,34 @@ def _writers(s: Session, job: JobRow) -> dict[str, int]:
 
 def _partitions(s: Session, store: StoreRow, lag_before: int) -> list[StorePartition]:
     query = (
-        select(TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, ReplicaRow.applied)
-        .select_from(TaskRow)
-        .add_columns(PartitionRow.end_offset, ReplicaRow.slot_id, InstanceRow.id, InstanceRow.name, InstanceRow.host)
+        select(TaskRow.id, TaskRow.partition, TaskRow.name, TaskRow.stream_time, PartitionRow.end_offset)
         .join(
             PartitionRow,
             (PartitionRow.stream_id == store.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
         )
-        .outerjoin(ReplicaRow, IS_ACTIVE)
-        .outerjoin(SlotRow, SlotRow.id == ReplicaRow.slot_id)
-        .outerjoin(InstanceRow, InstanceRow.id == SlotRow.instance_id)
         .where(TaskRow.job_id == store.job_id, TaskRow.sub_topology == store.sub_topology)
         .order_by(TaskRow.partition)
     )
     rows = s.execute(query).all()
-    inputs = inputs_of_tasks(s, [row.id for row in rows])
-    found = []
-    for task_id, p, task, time, applied, end, *owner in rows:
-        slot_id, instance_id, instance, host = owner
-        at = (applied or {}).get(store.id, 0)
-        read = (inputs[task_id], lag_before)
-        found.append(StorePartition(p, task, time, at, end, slot_id, instance_id, instance, host, *read))
+    task_ids = [row.id for row in rows]
+    inputs, copies = inputs_of_tasks(s, task_ids), _copies(s, task_ids)
+    return [
+        StorePartition(p, task, time, end, copies[task_id], inputs[task_id], lag_before)
+        for task_id, p, task, time, end in rows
+    ]
+
+
+def _copies(s: Session, task_ids: Sequence[str]) -> dict[str, list[StoreCopy]]:
+    """Task id → its copies, the active one first, then by node."""
+    query = (
+        select(ReplicaRow.task_id, ReplicaRow.node_id, ReplicaRow.role, ReplicaRow.slot_id)
+        .add_columns(SlotRow.instance_id, InstanceRow.name, InstanceRow.host)
+        .outerjoin(SlotRow, SlotRow.id == ReplicaRow.slot_id)
+        .outerjoin(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+        .where(ReplicaRow.task_id.in_(task_ids))
+        .order_by(ReplicaRow.role, ReplicaRow.node_id)
+    )
+    found: dict[str, list[StoreCopy]] = {task_id: [] for task_id in task_ids}
+    for task_id, *copy in s.execute(query):
+        found[task_id].append(StoreCopy(*copy))
     return found

@@ -16,7 +16,8 @@ from cachetools import LRUCache, cached
 from starlette.concurrency import run_in_threadpool
 
 from service.catalog.engine import JOBS, Catalog, job_topic, progress_topic, stream_topic
-from service.catalog.stores import StoreNow, store_now
+from service.catalog.replicas import ACTIVE
+from service.catalog.stores import StoreCopy, StoreNow, store_now
 from service.notify import Hub
 from service.streams.errors import UnknownStore
 from service.streams.partitioner import murmur2
@@ -54,14 +55,14 @@ class Known:
     progress: tuple[str, ...]
     layout: StoreLayout = field(init=False)
     partitions: range = field(init=False)
-    owners: Mapping[str | None, str | None] = field(init=False)  # instance id -> name
+    _servers: Mapping[tuple[int, str], str] = field(init=False)  # (partition, node id) -> whose copy that is
     _input_lags: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         at = self.now.partitions
         self.layout = StoreLayout(self.now.id, self.form, self.now.is_keyed, len(at))
         self.partitions = range(len(at))
-        self.owners = {each.instance_id: each.instance for each in at}
+        self._servers = {(each.partition, copy.node_id): _server(copy) for each in at for copy in each.copies}
         self._input_lags = [each.input_lag for each in at]
 
     def partitions_of(self, query: Query) -> Sequence[int]:
@@ -74,6 +75,10 @@ class Known:
         """The partition that records with this key come in, where their key says so."""
         count = len(self.now.partitions)
         return 0 if count == 1 else (murmur2(key) & 0x7FFFFFFF) % count
+
+    def server_of(self, partition: int, served_by: str) -> str:
+        """Who served a partition, by the name of the instance; what is no node that the catalog knows as it is."""
+        return self._servers.get((partition, served_by), served_by)
 
     def lag(self, findings: dict[int, Findings]) -> int:
         """Records that the partitions have not read, and changes that these answers did not hold."""
@@ -142,6 +147,12 @@ class KnownStores:
     def _look_up(self, name: str) -> tuple[StoreNow, Form]:
         now = self._catalog.read(store_now, name)
         return now, _form(now)
+
+
+def _server(copy: StoreCopy) -> str:
+    if copy.instance is None:
+        return copy.node_id  # nobody keeps it up to date
+    return copy.instance if copy.role == ACTIVE else f"{copy.instance} ({copy.role})"
 
 
 @cached(LRUCache(MAX_FORMS), key=lambda now: (now.id, now.spec_version), lock=threading.Lock())

@@ -25,7 +25,7 @@ SIZES_S: Final = 2.0  # for all stores together, where their sizes are only want
 
 
 class Look(NamedTuple):
-    """A page, the store as it was known then, and who served it."""
+    """A page, the store as it was known then, and who served it: an instance and the role of its copy, or `redis`."""
 
     page: Page
     known: Known
@@ -86,7 +86,7 @@ class StoreReader:
                     answers = [await self._answer(known, asks[0])]
                 else:
                     answers = await asyncio.gather(*(self._answer(known, ask) for ask in asks))
-                served_by = answers[0].served_by
+                served_by = known.server_of(asks[0].partition, answers[0].served_by)
                 asks = reading.send([answer.findings for answer in answers])
         except StopIteration as end:
             return end.value, served_by

@@ -1,4 +1,4 @@
-"""Sources of stores: replicas of instances on this machine, or the view in Redis.
+"""Sources of stores: replicas of nodes on this machine, or the view in Redis.
 
 It knows how each is asked, and turns their errors into StoreNotReadable. It refuses to know what an entry means
 (`streams.stores`) and which of the two serves (`service.app`).
@@ -25,7 +25,7 @@ from service.streams.stores.reading import Ask, Findings, look_up
 
 
 class Answer(NamedTuple):
-    """The result of an ask, and who served it: an instance's id, or `redis`."""
+    """The result of an ask, and who served it: a node's id, or `redis`."""
 
     findings: Findings
     served_by: str
@@ -56,7 +56,7 @@ class StoreSource(Protocol):
 
 
 class OnDisk:
-    """Replicas of instances on this machine."""
+    """Replicas of nodes on this machine."""
 
     def __init__(self, replicas: ReplicasInPlace) -> None:
         self._replicas = replicas
@@ -69,7 +69,7 @@ class OnDisk:
         """Answer from the replica that is furthest."""
         try:
             with self._replicas.reader(store_id, ask.partition, lineage) as found:
-                return Answer(look_up(found, ask), found.instance_id)
+                return Answer(look_up(found, ask), found.node_id)
         except _NOT_READABLE as error:
             raise _not_readable(error, ask.partition) from error
 
@@ -146,7 +146,7 @@ _NOT_READABLE: Final = (ReplicaMissing, ReplicaDamaged, lmdb.Error)
 
 def _not_readable(error: Exception, partition: int) -> StoreNotReadable:
     if isinstance(error, ReplicaMissing):
-        return ReplicaAbsent(f"no instance on this machine has a replica of partition {partition}")
+        return ReplicaAbsent(f"no node on this machine has a replica of partition {partition}")
     if isinstance(error, ReplicaDamaged):
         return StoreNotReadable(f"the replica of partition {partition} is damaged and about to be restored")
     return StoreNotReadable(f"the replica of partition {partition} can not be read: {error}")

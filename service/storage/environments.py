@@ -13,8 +13,8 @@ LMDB reads through a map: to touch a page that a truncated file lacks is a SIGBU
 file's length is proven before each transaction (0.6 us; ADR 10), and made whole after each that writes, for LMDB itself
 never writes pages that a transaction took and gave back.
 
-Slots of one instance are several processes that share its folder and hand tasks over to each other: so the lock
-is on each replica, not on the instance's folder.
+Slots of one node are several processes that share its folder and hand tasks over to each other: so the lock is on each
+replica, not on the folder (`node`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Environment:
             with self.env.begin(write=write, db=self.entries) as transaction:
                 yield transaction
         except _DAMAGE as error:
-            _write_durably(self.folder / "open", "damaged")
+            write_durably(self.folder / "open", "damaged")
             raise ReplicaDamaged(str(self.folder), str(error)) from error
         if write:
             self.whole_bytes = _fill_up(self.env, self.data)
@@ -83,7 +83,7 @@ class Environment:
     def prove(self) -> None:
         """Raises ReplicaDamaged where the file was cut short, after which the next open starts a new life."""
         if not self.is_whole:
-            _write_durably(self.folder / "open", "damaged")
+            write_durably(self.folder / "open", "damaged")
             raise ReplicaDamaged(str(self.folder), "its file was cut short")
 
     @property
@@ -242,8 +242,8 @@ def _create(base: Path) -> Environment:
         folder = base / str(int(lives[0].name) + 1 if lives else 0)
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue  # another process was faster
+        except (FileExistsError, FileNotFoundError):
+            continue  # another process was faster, or swept the empty folders away
         (folder / "lock").touch(exist_ok=False)
         lock = _lock(folder)
         if lock is not None:
@@ -255,7 +255,7 @@ def _open(base: Path, folder: Path, lock: int) -> Environment:
     data = folder / "data.mdb"
     if data.exists() and data.stat().st_size < META_BYTES:
         raise ReplicaDamaged(str(folder), "its file is torn")
-    _write_durably(folder / "open", boot_id())
+    write_durably(folder / "open", boot_id())
     env = lmdb.open(
         str(folder),
         mode=0o600,
@@ -333,7 +333,8 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file so that it outlives a crash of the machine."""
     with path.open("w") as file:
         file.write(text)
         file.flush()

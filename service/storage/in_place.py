@@ -22,11 +22,13 @@ from typing import Self
 import lmdb
 
 from service.storage.environments import MAP_BYTES, META_BYTES, boot_id, bytes_of_all_pages
-from service.storage.replica import FORMAT, IDENTITY, POSITION, ReplicaView
+from service.storage.node import node_id_of
+from service.storage.replica import FORMAT, IDENTITY, POSITION, ReplicaView, replica_path
 from service.streams.errors import ReplicaDamaged
 
 WHOLE_WITHIN_S = 0.002  # a writer takes microseconds; whoever asks stands still for it
 LOOK_AGAIN_S = 0.1  # how long a replica that was begun, deleted or found damaged may go unseen
+LIST_AGAIN_S = 1.0  # and a node that came to be without a change of the folder it is in
 UNUSED_S = 300.0  # after which a replica that nobody asks for is closed
 _POSITION = struct.Struct("<q")
 MAX_KNOWN = 256  # partitions whose replicas are kept open: each takes files and a map
@@ -80,7 +82,7 @@ class _Opened:
     env: lmdb.Environment
     entries: lmdb._Database
     meta: lmdb._Database
-    instance_id: str
+    node_id: str
 
     def view(self) -> _View:
         """A consistent view, while its context lasts. Raises ReplicaDamaged."""
@@ -108,10 +110,10 @@ class _View(ReplicaView):
     are generators take twice the time.
     """
 
-    __slots__ = ("_life", "instance_id")
+    __slots__ = ("_life", "node_id")
 
     def __init__(self, life: _Opened) -> None:
-        self._life, self.instance_id = life, life.instance_id
+        self._life, self.node_id = life, life.node_id
 
     def __enter__(self) -> Self:
         life = self._life
@@ -144,15 +146,18 @@ class _Known:
 
 
 class ReplicasInPlace:
-    """The one registry of a process: an environment is opened once."""
+    """The one registry of a process: an environment is opened once.
+
+    `root` is a node, or has nodes in it: several of one machine, which one API serves from.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._nodes = _Nodes(root)
         self._known: dict[tuple[str, int, str], _Known] = {}
         self._tidied_s = time.monotonic()
 
     def reader(self, store_id: str, partition: int, lineage: str) -> _View:
-        """A context of a consistent view of a partition; `instance_id` says whose replica it is.
+        """A context of a consistent view of a partition; `node_id` says whose replica it is.
 
         Raises ReplicaMissing, ReplicaDamaged.
         """
@@ -204,13 +209,18 @@ class ReplicasInPlace:
 
     def _look(self, known: _Known, store_id: str, partition: int, lineage: str) -> None:
         """Open what is new, close what is gone, choose the furthest."""
-        there = dict(_lives(self._root, store_id, partition))
+        there = {
+            folder: (file_id, node_id)
+            for node, node_id in self._nodes.found().items()
+            for folder, file_id in _lives(replica_path(node, store_id, partition))
+        }
         for folder, life in list(known.lives.items()):
-            if there.get(folder) != life.file_id or not life.length.is_whole or not _is_trusted(folder):
+            is_there = there.get(folder) == (life.file_id, life.node_id)
+            if not is_there or not life.length.is_whole or not _is_trusted(folder):
                 known.lives.pop(folder).close()
-        for folder, file_id in there.items():
+        for folder, (file_id, node_id) in there.items():
             if folder not in known.lives and _is_trusted(folder):
-                opened = _open(folder, file_id, store_id, lineage)
+                opened = _open(folder, file_id, node_id, store_id, lineage)
                 if opened is not None:
                     known.lives[folder] = opened
         known.best = max(known.lives.values(), key=lambda life: life.position, default=None)
@@ -222,15 +232,46 @@ def _best_of(known: _Known, store_id: str, partition: int) -> _Opened:
     return known.best
 
 
-def _lives(root: Path, store_id: str, partition: int) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Every life of the partition's replicas of all instances, with the id of its file."""
-    for base in root.glob(f"*/{store_id}/{partition}"):
-        for folder in base.iterdir():
-            try:
-                found = (folder / "data.mdb").stat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            yield folder, (found.st_dev, found.st_ino)
+class _Nodes:
+    """The nodes at `root` and right below it, listed anew now and again: most of what lies there are stores."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._found: dict[Path, str] = {}
+        self._changed_ns: int | None = None
+        self._listed_s = 0.0
+
+    def found(self) -> dict[Path, str]:
+        """Folder → id of the node."""
+        now_s, changed_ns = time.monotonic(), _changed_ns(self._root)
+        if changed_ns != self._changed_ns or now_s - self._listed_s > LIST_AGAIN_S:
+            self._changed_ns, self._listed_s = changed_ns, now_s
+            folders = [] if changed_ns is None else [self._root, *self._root.iterdir()]
+            ids = {folder: node_id_of(folder) for folder in folders}
+            self._found = {folder: node_id for folder, node_id in ids.items() if node_id is not None}
+        return self._found
+
+
+def _changed_ns(folder: Path) -> int | None:
+    """When something was last made or removed in it; None: it is not there."""
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _lives(base: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Every life of a replica, with the id of its file."""
+    try:
+        folders = list(base.iterdir())
+    except FileNotFoundError:
+        return
+    for folder in folders:
+        try:
+            found = (folder / "data.mdb").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        yield folder, (found.st_dev, found.st_ino)
 
 
 def _is_trusted(folder: Path) -> bool:
@@ -241,7 +282,7 @@ def _is_trusted(folder: Path) -> bool:
         return True
 
 
-def _open(folder: Path, file_id: tuple[int, int], store_id: str, lineage: str) -> _Opened | None:
+def _open(folder: Path, file_id: tuple[int, int], node_id: str, store_id: str, lineage: str) -> _Opened | None:
     """None: it is of another lineage, cut short, or not made yet."""
     with ExitStack() as opened, suppress(lmdb.Error, FileNotFoundError, ReplicaDamaged):
         length = _Length(folder, os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC))
@@ -255,5 +296,5 @@ def _open(folder: Path, file_id: tuple[int, int], store_id: str, lineage: str) -
             identity = json.loads(tx.get(IDENTITY) or b"{}")
         if identity == {"format": FORMAT, "store": store_id, "lineage": lineage}:
             opened.pop_all()
-            return _Opened(folder, file_id, length, env, entries, meta, folder.parts[-4])
+            return _Opened(folder, file_id, length, env, entries, meta, node_id)
     return None

@@ -34,9 +34,9 @@ POSITION = b"position"
 IDENTITY = b"identity"
 
 
-def replica_path(root: Path, instance_id: str, store_id: str, partition: int) -> Path:
-    """Where an instance keeps the replica of one task's store: ids only, so a re-created job meets nothing old."""
-    return root / instance_id / store_id / str(partition)
+def replica_path(root: Path, store_id: str, partition: int) -> Path:
+    """Where a node keeps the replica of one task's store: ids only, so a re-created job meets nothing old."""
+    return root / store_id / str(partition)
 
 
 class ReplicaView:

@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from service import lookups
-from service.protocol import JoinRequest
+from service.protocol import JoinRequest, SlotRequest
 from service.storage import view
+from service.storage.node import NodeFolder
 from service.streams.errors import StoreNotReadable
 from spark_jobs import follow, memory
 from spark_jobs.client import Api, SlotPlace
@@ -66,9 +67,9 @@ class World:
     def slot(self, replicas: str = "replicas", *, has_redis: bool = True) -> Slot:
         where = (self.member.storage_uri, self.folder / replicas, self.job)
         place = SlotPlace(self.service.url, self.member.instance_id, *where)
-        joined = self.api.join_slot(
-            self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=self.job, index=0
-        )
+        node = self.opened.enter_context(NodeFolder(place.replica_dir, "localhost"))
+        slot = SlotRequest(f"slot-{time.monotonic_ns()}", self.job, 0, node.ref)
+        joined = self.api.join_slot(self.member.instance_id, slot)
         joined = joined if has_redis else replace(joined, redis_url=None)
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
         return self.opened.enter_context(Slot(self.api, place, joined, pulse))
@@ -176,6 +177,7 @@ def test_what_filling_a_view_took_is_given_back(world: World, monkeypatch: pytes
     slot.turn()
     times: list[float] = []
     monkeypatch.setattr(memory, "hand_back", lambda: times.append(time.monotonic()))
+    monkeypatch.setattr(memory, "SWELLS_BYTES", 0)
     with view.connect(world.redis_url) as client:
         client.flushdb()
     turn_until(slot, lambda: world.counted() == {"a": 1, "b": 1})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.protocol import JoinRequest, TaskCommit
+from service.protocol import JoinRequest, SlotRequest, TaskCommit
+from service.storage.node import NodeFolder, node_id_of
 from service.storage.replica import Replica
 from service.storage.segments import Storage
-from spark_jobs import follow, memory, rounds, tasks
+from spark_jobs import follow, memory, rounds, stores, tasks
 from spark_jobs import slot as slots
 from spark_jobs.client import Api, Gone, Json, SlotPlace, Unreachable
 from spark_jobs.pulse import Pulse
@@ -80,9 +82,9 @@ class World:
             job_id,
         )
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
-        joined = self.api.join_slot(
-            self.member.instance_id, slot_id=f"slot-{time.monotonic_ns()}", job_id=job_id, index=index
-        )
+        node = self.opened.enter_context(NodeFolder(place.replica_dir, "localhost"))
+        slot = SlotRequest(f"slot-{time.monotonic_ns()}", job_id, index, node.ref)
+        joined = self.api.join_slot(self.member.instance_id, slot)
         return self.opened.enter_context(Slot(self.api, place, joined, pulse))
 
 
@@ -271,6 +273,86 @@ def test_a_kept_replica_is_not_restored_again(world: World, monkeypatch: pytest.
     assert asked == []
 
 
+@contextmanager
+def held_by_another(replicas: Path) -> Iterator[None]:
+    """The replicas, closed here, as if a process that hangs had them open still."""
+    with ExitStack() as held:
+        for file in replicas.glob("*/*/*/lock"):
+            lock = held.enter_context(file.open())
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_replica_that_its_former_process_has_open_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it may take until that process is killed: then what it had is not restored."""
+    job = world.job()
+    first = world.slot(job)
+    world.post(1)
+    turn_until(first, lambda: world.all_out() == [1])
+    end(first)
+    asked: list[Any] = []
+    monkeypatch.setattr(world.api, "find_chunks", lambda *where: asked.append(where))
+    monkeypatch.setattr(tasks, "HAND_OVER_PAUSE_S", 0.0)
+    second = world.slot(job)
+    world.post(1, 2)
+    with held_by_another(world.folder / "replicas"):
+        for _ in range(3):
+            second.turn()
+        assert world.all_out() == [1]
+    turn_until(second, lambda: world.all_out() == [1, 2])
+    assert asked == []
+
+
+def test_a_replica_that_nobody_lets_go_of_is_begun_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "HAND_OVER_LEASES", 0)
+    monkeypatch.setattr(stores, "HAND_OVER_S", 0.0)
+    job = world.job()
+    first = world.slot(job)
+    world.post(1)
+    turn_until(first, lambda: world.all_out() == [1])
+    end(first)
+    second = world.slot(job)
+    world.post(1, 2)
+    with held_by_another(world.folder / "replicas"):
+        turn_until(second, lambda: world.all_out() == [1, 2])
+
+
+def test_another_instance_on_the_node_goes_on_with_the_replicas_that_are_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = world.job()
+    first = world.slot(job)
+    world.post(1)
+    turn_until(first, lambda: world.all_out() == [1])
+    end(first)
+    world.api.leave_instance(world.member.instance_id, "1", drain=False)
+    asked: list[Any] = []
+    monkeypatch.setattr(world.api, "find_chunks", lambda *where: asked.append(where))
+    world.member = world.api.join_instance(JoinRequest("renamed", "2", "localhost", 4))
+    second = world.slot(job)
+    world.post(1, 2)
+    turn_until(second, lambda: world.all_out() == [1, 2])
+    assert asked == []
+
+
+def test_a_node_that_was_cloned_takes_another_id_and_joins(world: World, tmp_path: Path) -> None:
+    job = world.job()
+    world.slot(job)
+    shutil.copytree(world.folder / "replicas", world.folder / "clone")
+    place = SlotPlace(
+        world.service.url, world.member.instance_id, world.member.storage_uri, world.folder / "clone", job
+    )
+    pulse = world.opened.enter_context(Pulse(world.folder / "pulses"))
+    with NodeFolder(world.folder / "clone", "localhost") as clone:
+        before = clone.ref.id
+        assert before == node_id_of(world.folder / "replicas")
+        assert slots._join(world.api, place, 1, pulse, clone) is not None
+        assert clone.ref.id not in (before, None)
+    assert node_id_of(world.folder / "replicas") == before
+
+
 def test_an_unknown_outcome_is_settled_by_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit counts, its answer never comes: the replica catches up from the changelog, nothing runs twice."""
     slot = world.slot(world.job())
@@ -333,13 +415,16 @@ def test_little_leaves_nothing_worth_giving_back(world: World, handed_back: list
     assert not handed_back
 
 
-def test_what_a_restore_took_is_given_back(world: World, handed_back: list[float]) -> None:
+def test_what_a_restore_took_is_given_back(
+    world: World, handed_back: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = world.job()
     first = world.slot(job)
     world.post(1)
     turn_until(first, lambda: world.all_out() == [1])
     end(first)
     shutil.rmtree(world.folder / "replicas")
+    monkeypatch.setattr(memory, "SWELLS_BYTES", 0)
     second = world.slot(job)
     turn_until(second, lambda: bool(handed_back), turns=3)
 

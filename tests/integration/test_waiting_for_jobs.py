@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.running import wait_until
-from service.protocol import JoinRequest
+from service.protocol import JoinRequest, SlotRequest
 from spark_jobs.client import Api
 from tests.serving import Serving, serving
 from tests.sparkless import instance
@@ -97,7 +97,7 @@ def test_the_deletion_of_a_job_that_drains_can_wait(service: Serving) -> None:
     answers: list[httpx.Response] = []
     with Api(service.url, service.secrets["instance"]) as slots:
         member = slots.join_instance(JoinRequest("still", "1", "localhost", 1))
-        slots.join_slot(member.instance_id, slot_id="lingering", job_id=job, index=0)
+        slots.join_slot(member.instance_id, SlotRequest("lingering", job, 0))
         assert writer.post("/v1/jobs/draining:stop").json()["state"] == "draining"
         assert writer.delete("/v1/jobs/draining").status_code == 409
         asking = threading.Thread(

@@ -21,8 +21,14 @@ def test_the_range_doubles_with_each_attempt_up_to_the_most() -> None:
         assert max(waits) > most / 2
 
 
+def test_a_wait_of_anything_is_bounded() -> None:
+    waits = [backoff.up_to(0.05) for _ in range(200)]
+    assert 0 <= min(waits) < max(waits) <= 0.05
+
+
 def test_it_takes_nothing_from_the_common_random_numbers() -> None:
     """Who seeds those gets the sequence that was asked for, whatever a service in the same process tries again."""
     wait, before = backoff.exponential(0.05, 1.0), random.getstate()
     assert len({wait(attempt(3)) for _ in range(9)}) > 1
+    assert len({backoff.up_to(0.05) for _ in range(9)}) > 1
     assert random.getstate() == before

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.protocol import JoinRequest, TaskCommit, TaskError
+from service.protocol import JoinRequest, PollRequest, SlotRequest, TaskCommit, TaskError
 from spark_jobs.client import Api, Gone, Refused, Unreachable
 
 Answer = tuple[int, dict[str, Any]] | None  # None: the connection is closed without one
@@ -163,7 +163,7 @@ def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) ->
         "advance": None,
     }
     server.answers = [(200, {"directive": "run", "tasks": [task]})]
-    (found,) = api.poll("/slot", [], 0).tasks
+    (found,) = api.poll("/slot", PollRequest(timeout_ms=0)).tasks
     [work] = found.work
     assert (work.start, work.end, work.chunks[0].records, work.chunks[0].is_sparse) == (5, 15, 10, False)
     assert (found.changelogs, found.skips) == ({"store": 7}, [(0, 9)])
@@ -173,8 +173,8 @@ def make_verbs() -> list[Callable[[Api], object]]:
     return [
         lambda api: api.join_instance(JoinRequest("i", "1", "here", 1)),
         lambda api: api.heartbeat("i", "1", {}, ""),
-        lambda api: api.join_slot("i", slot_id="s", job_id="j", index=0),
-        lambda api: api.poll("/slot", [], 0),
+        lambda api: api.join_slot("i", SlotRequest("s", "j", 0)),
+        lambda api: api.poll("/slot", PollRequest(timeout_ms=0)),
         lambda api: api.find_chunks("/slot", "s", 0, 0, 1),
         lambda api: api.fail_task("/slot", task_id="t", epoch=1, error=TaskError("x", "y")),
     ]

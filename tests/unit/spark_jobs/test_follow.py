@@ -62,7 +62,7 @@ class Log:
         self.storage = open_storage(self.storage._base)  # what was just written is not kept either
 
     def changelog(self) -> Changelog:
-        return Changelog("changelog", 0, self.storage, self.find)
+        return Changelog("changelog", 0, self.storage.read_chunk, self.find)
 
     def _publish(self, batch: pa.RecordBatch, end: int) -> None:
         segment_id = uuid4().hex

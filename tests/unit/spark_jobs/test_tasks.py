@@ -40,7 +40,7 @@ def task(folder: Path, operators: Operators, end: int, *, is_free: bool = True) 
     def open_replica(end: int) -> Replica | None:
         return Replica.open(folder, STORE, "store-1", "lineage", end) if is_free else None
 
-    log = Changelog("log-1", 0, open_storage(str(folder / "none")), lambda *_: ChunkRange(0, end, []))
+    log = Changelog("log-1", 0, open_storage(str(folder / "none")).read_chunk, lambda *_: ChunkRange(0, end, []))
     assigned = AssignedTask("task-1", "0_0", 0, 0, 7, 3, changelogs={STORE.name: end})
     return StreamTask(assigned, {STORE.name: Follower(log, open_replica, end)}, lambda: operators)  # type: ignore[arg-type,return-value]
 

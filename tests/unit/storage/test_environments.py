@@ -245,7 +245,7 @@ def test_opened_before_a_fork_it_is_unusable_in_the_child_which_opens_its_own(tm
 
 
 def test_paths_carry_ids_only(tmp_path: Path) -> None:
-    assert replica_path(tmp_path, "i", "s", 3) == tmp_path / "i" / "s" / "3"
+    assert replica_path(tmp_path, "s", 3) == tmp_path / "s" / "3"
 
 
 def test_the_boot_id_is_the_same_until_the_machine_restarts() -> None:

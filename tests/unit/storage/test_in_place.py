@@ -17,6 +17,7 @@ import pytest
 
 from service.storage import in_place
 from service.storage.in_place import ReplicaMissing, ReplicasInPlace
+from service.storage.node import NodeFolder
 from service.storage.replica import Replica, replica_path
 from service.streams.errors import ReplicaDamaged
 from tests.unit.storage.replicas import STORE, changes, key, value
@@ -30,9 +31,16 @@ def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replic
     opened.close()
 
 
-def write(root: Path, instance: str, upto: int, *, lineage: str = "lineage", stamp: int = 5) -> Path:
-    """A replica that was replayed up to a position, and closed; the folder of this life."""
-    replica = Replica.open(replica_path(root, instance, "store", 0), STORE, "store", lineage)
+def node(root: Path, name: str) -> str:
+    """The id of the node in the folder of this name, which is made."""
+    with NodeFolder(root / name, "here") as made:
+        return made.ref.id
+
+
+def write(root: Path, name: str, upto: int, *, lineage: str = "lineage", stamp: int = 5) -> Path:
+    """A replica on a node, replayed up to a position and closed; the folder of this life."""
+    node(root, name)
+    replica = Replica.open(replica_path(root / name, "store", 0), STORE, "store", lineage)
     replica.apply(replica.position, upto, changes({key(1): stamp}))
     folder = replica.path
     replica.close()
@@ -41,7 +49,7 @@ def write(root: Path, instance: str, upto: int, *, lineage: str = "lineage", sta
 
 def found(replicas: ReplicasInPlace, lineage: str = "lineage") -> tuple[int, bytes | None, str]:
     with replicas.reader("store", 0, lineage) as view:
-        return view.position, view.get(key(1)), view.instance_id
+        return view.position, view.get(key(1)), view.node_id
 
 
 def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_path: Path) -> None:
@@ -55,8 +63,9 @@ def test_a_replica_that_is_not_there_is_missing(replicas: ReplicasInPlace, tmp_p
 
 def four_partitions(root: Path) -> None:
     """Partition n is replayed up to n + 1."""
+    node(root, "one")
     for partition in range(4):
-        replica = Replica.open(replica_path(root, "one", "store", partition), STORE, "store", "lineage")
+        replica = Replica.open(replica_path(root / "one", "store", partition), STORE, "store", "lineage")
         replica.apply(0, partition + 1, changes({key(1): partition}))
         replica.close()
 
@@ -105,21 +114,37 @@ def test_a_glance_sees_how_far_one_has_come_that_is_open(replicas: ReplicasInPla
 
 def test_the_furthest_of_several_is_read(replicas: ReplicasInPlace, tmp_path: Path) -> None:
     write(tmp_path, "one", 3, stamp=1)
-    assert found(replicas) == (3, value(1), "one")
+    assert found(replicas) == (3, value(1), node(tmp_path, "one"))
     write(tmp_path, "two", 9, stamp=2)
-    assert found(replicas) == (9, value(2), "two")
+    assert found(replicas) == (9, value(2), node(tmp_path, "two"))
     write(tmp_path, "three", 4, stamp=3)
-    assert found(replicas) == (9, value(2), "two")
+    assert found(replicas) == (9, value(2), node(tmp_path, "two"))
     with replicas.glance("store", 0, "lineage") as (_, (entries, _)):
         assert entries == 1
+
+
+def test_a_folder_that_is_a_node_itself_is_read_beside_those_in_it(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    write(tmp_path, ".", 4, stamp=1)
+    assert found(replicas) == (4, value(1), node(tmp_path, "."))
+    write(tmp_path, "one", 9, stamp=2)
+    assert found(replicas) == (9, value(2), node(tmp_path, "one"))
+    write(tmp_path, ".", 10, stamp=3)
+    assert found(replicas) == (10, value(3), node(tmp_path, "."))
+
+
+def test_what_lies_in_a_folder_that_is_no_node_is_not_read(replicas: ReplicasInPlace, tmp_path: Path) -> None:
+    write(tmp_path, "one", 3)
+    (tmp_path / "one" / "node.json").unlink()
+    with pytest.raises(ReplicaMissing):
+        found(replicas)
 
 
 def test_one_that_is_deleted_is_not_read_any_more(replicas: ReplicasInPlace, tmp_path: Path) -> None:
     write(tmp_path, "one", 3, stamp=1)
     gone = write(tmp_path, "two", 9, stamp=2)
-    assert found(replicas)[2] == "two"
+    assert found(replicas)[2] == node(tmp_path, "two")
     shutil.rmtree(gone)
-    assert found(replicas) == (3, value(1), "one")
+    assert found(replicas) == (3, value(1), node(tmp_path, "one"))
     shutil.rmtree(tmp_path / "one")
     with pytest.raises(ReplicaMissing):
         found(replicas)
@@ -130,7 +155,7 @@ def test_a_new_life_in_the_same_place_is_another_replica(replicas: ReplicasInPla
     assert found(replicas)[0] == 9
     shutil.rmtree(first)
     write(tmp_path, "one", 2, stamp=7)
-    assert found(replicas) == (2, value(7), "one")
+    assert found(replicas) == (2, value(7), node(tmp_path, "one"))
 
 
 @pytest.mark.parametrize("mark", ["damaged", "another boot"])
@@ -175,7 +200,8 @@ def test_a_file_that_its_writer_makes_whole_is_waited_for(
 
 
 def test_what_is_no_replica_is_passed_over(replicas: ReplicasInPlace, tmp_path: Path) -> None:
-    base = replica_path(tmp_path, "one", "store", 0)
+    node(tmp_path, "one")
+    base = replica_path(tmp_path / "one", "store", 0)
     (base / "0").mkdir(parents=True)
     (base / "1").mkdir()
     (base / "1" / "data.mdb").write_bytes(b"no environment")
@@ -183,7 +209,7 @@ def test_what_is_no_replica_is_passed_over(replicas: ReplicasInPlace, tmp_path: 
     with pytest.raises(ReplicaMissing):
         found(replicas)
     write(tmp_path, "two", 3)
-    assert found(replicas)[2] == "two"
+    assert found(replicas)[2] == node(tmp_path, "two")
 
 
 def test_replicas_that_nobody_asks_for_are_closed(
