@@ -4,7 +4,7 @@ It knows names, types and ranges. It refuses to know who asks, what is behind an
 (`service.api.instances`, `spark_jobs.client`). A field that one end does not know is ignored, a new one has a default:
 the two ends may be of different versions.
 
-requests   JoinRequest · HeartbeatRequest · LeaveRequest · SlotRequest · PollRequest · SegmentsRequest ·
+requests   JoinRequest · HeartbeatRequest · LeaveRequest · LostExecutors · SlotRequest · PollRequest · SegmentsRequest ·
            CommitRequest · FailRequest
 answers    JoinedInstance · WantedJobs · JoinedSlot · PollAnswer · ChunkRange · Paths · Verdicts
 """
@@ -59,6 +59,13 @@ class LeaveRequest(msgspec.Struct, frozen=True):
     drain: bool = False
 
 
+class LostExecutors(msgspec.Struct, frozen=True):
+    """An instance says which of its Spark executors have ended: nothing of what ran there will come back."""
+
+    incarnation: Id
+    executors: Annotated[list[Text], msgspec.Meta(min_length=1, max_length=1000)]
+
+
 # ---------------------------------------------------------------- requests: slots
 
 
@@ -73,12 +80,15 @@ class NodeRef(msgspec.Struct, frozen=True):
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """A slot says that it is there; it has chosen its own id. `node`: where it keeps replicas (null: not said)."""
+    """A slot says that it is there; it has chosen its own id. `node`: where it keeps replicas (null: not said);
+    `executor`: the Spark executor that it runs in, as its instance names it ("": not known).
+    """
 
     slot: Id
     job: Id
     index: Int32
     node: NodeRef | None = None
+    executor: Text = ""
 
 
 class HeldTask(msgspec.Struct, frozen=True):

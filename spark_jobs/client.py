@@ -13,7 +13,7 @@ an unknown outcome is settled by asking again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -37,6 +37,7 @@ from service.protocol import (
     JoinedSlot,
     JoinRequest,
     LeaveRequest,
+    LostExecutors,
     Paths,
     PollAnswer,
     PollRequest,
@@ -82,13 +83,16 @@ class Gone(Refused):
 
 @dataclass(frozen=True, slots=True)
 class SlotPlace:
-    """Where a slot finds its work; it travels to the executor with the slot, so it holds no secret."""
+    """Where a slot finds its work; it travels to the executor with the slot, so it holds no secret. `executor`: its id,
+    which is known there ("": not known).
+    """
 
     api_url: str
     instance_id: str
     storage_uri: str
     replica_dir: Path
     job_id: str
+    executor: str = ""
 
 
 class Api:
@@ -122,6 +126,11 @@ class Api:
     def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
         """Leave with all slots; with `drain` each of them is asked to leave first, and may commit. Raises ApiError."""
         self._do(f"/v1/instances/{instance_id}:leave", LeaveRequest(incarnation, drain), patience_s=5.0)
+
+    def lose_executors(self, instance_id: str, incarnation: str, executors: Collection[str]) -> None:
+        """Say that executors have ended, and all slots in them. Raises ApiError."""
+        lost = LostExecutors(incarnation, list(executors))
+        self._do(f"/v1/instances/{instance_id}:lost-executors", lost, patience_s=1.0)
 
     # ------------------------------------------------------------ slots
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import itertools
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from service.storage.private import keep_private
 
@@ -34,6 +37,7 @@ _HEAVY = (
     "spark_jobs.slot",
     "urllib3",
 )
+EXECUTOR = "MILLRACE_EXECUTOR"  # the variable in which a slot finds the id of its executor
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -69,6 +73,20 @@ def _forget_archives() -> None:
         sys.path_importer_cache.pop(entry, None)
 
 
+def executor_of(command: Sequence[str]) -> str:
+    """The id of an executor, of the command that its JVM was started with; "" where that is no executor's."""
+    named = [after for option, after in itertools.pairwise(command) if option == "--executor-id"]
+    return named[0] if named else ""
+
+
+def _parents_command() -> list[str]:
+    """Spark tells its Python workers all but the executor that they are in: read where Linux has it."""
+    try:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
 def die_with_parent() -> None:
     """Ask the kernel for a SIGKILL when the process that forked this one ends, whatever ended it."""
     if hasattr(_LIBC, "prctl"):
@@ -78,6 +96,7 @@ def die_with_parent() -> None:
 def main() -> None:
     """Become Spark's own daemon, with everything loaded."""
     load()
+    os.environ[EXECUTOR] = executor_of(_parents_command())
     keep_private()
     os.register_at_fork(after_in_child=die_with_parent)
     gc.freeze()  # the collector would write to, and so copy, every page the workers share

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,8 +35,9 @@ from service import logs
 from service.protocol import JoinedInstance, JoinRequest, WantedJob
 from service.storage import environments
 from service.storage.private import keep_private, private_folder
-from spark_jobs import pulse, session
-from spark_jobs.client import Api, Gone, Refused, SlotPlace, Unreachable
+from spark_jobs import cluster, pulse, session
+from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable
+from spark_jobs.watch import ExecutorWatch
 
 BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -151,6 +152,8 @@ class Instance:
     def run(self) -> int:
         """Be a member until asked to stop, then let the slots commit what they have, and leave."""
         InheritableThread(target=self._keep_heart, name="heartbeat", daemon=True).start()
+        if not session.is_local(self._options.spark_master):
+            threading.Thread(target=self._watch_executors, name="executors", daemon=True).start()
         self._asked_to_stop.wait()
         self._drain()
         return self._code
@@ -206,6 +209,24 @@ class Instance:
         self._joins += 1
         self._log.info("instance_joined", id=member.instance_id, cores=self._cores, spark=spark)
         return member
+
+    def _watch_executors(self) -> None:
+        watch = ExecutorWatch(lambda: cluster.executors_of(self._context), self._lose)
+        watch.run(cluster.listen(self._context), self._asked_to_stop)
+
+    def _lose(self, executors: Collection[str]) -> bool:
+        """Say that executors were lost; False: nobody could be told."""
+        self._log.warning("executors_lost", executors=executors)
+        if (member := self._member) is None:
+            return False
+        try:
+            self._api.lose_executors(member.instance_id, self._incarnation, executors)
+        except Gone:
+            return True  # with all its slots
+        except ApiError as error:
+            self._log.warning("lost_executors_not_said", error=str(error))
+            return False
+        return True
 
     def _give_up(self, code: int, why: str) -> None:
         self._log.critical("instance_gives_up", why=why)

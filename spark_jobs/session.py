@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from pyspark import SparkConf, SparkContext
@@ -66,6 +67,8 @@ EMBEDDED = {
 }
 CLUSTER = {
     "spark.deploy.maxExecutorRetries": "-1",  # a standalone master must not give the application up
+    # A standalone executor is lost when its connection ends: by default Spark waits 5 s for somebody to say why.
+    "spark.standalone.executorRemoveDelayOnDisconnection": "100ms",
     "spark.executor.memory": "512m",  # Python workers live outside of it
     "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
 }
@@ -176,9 +179,10 @@ def wait_for_jvm() -> None:
 
 def _be_slot(place: SlotPlace, index: int) -> None:
     """In a Python worker. Imported there: the driver needs no kernels, and starts a second earlier without them."""
+    from spark_jobs.daemon import EXECUTOR
     from spark_jobs.slot import run_slot
 
-    run_slot(place, os.environ.get(API_KEY, ""), index)
+    run_slot(replace(place, executor=os.environ.get(EXECUTOR, "")), os.environ.get(API_KEY, ""), index)
 
 
 def _nothing(_: int) -> None:

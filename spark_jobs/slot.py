@@ -107,7 +107,7 @@ def _join(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeFolder
     """
     for _ in range(JOIN_ATTEMPTS):
         try:
-            slot = SlotRequest(uuid.uuid4().hex, place.job_id, index, node.ref)
+            slot = SlotRequest(uuid.uuid4().hex, place.job_id, index, node.ref, place.executor)
             return api.join_slot(place.instance_id, slot)
         except Unreachable:
             pass  # asked for long enough already

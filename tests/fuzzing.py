@@ -44,6 +44,7 @@ BODIES = {  # what an example of a body without one of its own says
     "JoinRequest": ("name", "incarnation", "host", "cores"),
     "HeartbeatRequest": ("incarnation",),
     "LeaveRequest": ("incarnation",),
+    "LostExecutors": ("incarnation", "executors"),
     "SlotRequest": ("slot", "job", "index"),
     "PollRequest": ("tasks",),
     "SegmentsRequest": ("segments",),

@@ -36,6 +36,7 @@ from service.protocol import (
     JoinedInstance,
     JoinRequest,
     LeaveRequest,
+    LostExecutors,
     Paths,
     PollRequest,
     SegmentsRequest,
@@ -57,6 +58,7 @@ ID = r"^[A-Za-z0-9_.-]+$"
 JOIN = msgspec.json.Decoder(JoinRequest)
 HEARTBEAT = msgspec.json.Decoder(HeartbeatRequest)
 LEAVE = msgspec.json.Decoder(LeaveRequest)
+LOST_EXECUTORS = msgspec.json.Decoder(LostExecutors)
 SLOT_JOIN = msgspec.json.Decoder(SlotRequest)
 POLL = msgspec.json.Decoder(PollRequest)
 SEGMENTS = msgspec.json.Decoder(SegmentsRequest)
@@ -192,6 +194,20 @@ async def leave_instance(request: Request, instance: str, _: Instance) -> Respon
     return Response(status_code=204)
 
 
+@router.post(
+    "/v1/instances/{instance:name}:lost-executors",
+    status_code=204,
+    responses=PROTOCOL,
+    openapi_extra=takes(LostExecutors),
+)
+async def lose_executors(request: Request, instance: str, _: Instance) -> Response:
+    """Say that Spark executors have ended: their slots end together, and their tasks go to others at once."""
+    body = await read_struct(request, LOST_EXECUTORS)
+    write, fields = request.state.catalog.write, msgspec.structs.asdict(body)
+    await run_in_threadpool(write, coordinator.lose_executors, instance, **fields)
+    return Response(status_code=204)
+
+
 # ---------------------------------------------------------------- slots
 
 
@@ -207,6 +223,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         slot_id=body.slot,
         index=body.index,
         node=body.node,
+        executor=body.executor,
         lease_ms=state.settings.lease_ms,
         initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )

@@ -395,6 +395,8 @@ class ReplicaRow(CatalogTable):
 class InstanceRow(CatalogTable):
     """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is.
     `leave_by_ms`: of one that leaves, until when its slots may keep their tasks.
+    `cores_of`: "job", each job may have so many slots here; "instance", all jobs share them. `shortage`: what its Spark
+    lacks, as a code, or "".
     """
 
     __tablename__ = "instances"
@@ -411,11 +413,16 @@ class InstanceRow(CatalogTable):
     lease_until_ms: Mapped[int]
     joined_ms: Mapped[int]
     leave_by_ms: Mapped[int | None]
+    cores_of: Mapped[str] = mapped_column(default="job")
+    shortage: Mapped[str] = mapped_column(default="")
 
 
 class SlotRow(CatalogTable):
     """A resident Spark task of a job, and the node that it keeps its copies on; a new one with the same instance, job
     and index takes its place.
+
+    `executor`: the Spark executor that it runs in ("": not known). `is_surplus`: it has to leave, for its core is
+    another job's.
     """
 
     __tablename__ = "slots"
@@ -431,6 +438,8 @@ class SlotRow(CatalogTable):
     lease_until_ms: Mapped[int]
     joined_ms: Mapped[int]
     gone_ms: Mapped[int | None]
+    executor: Mapped[str] = mapped_column(default="")
+    is_surplus: Mapped[bool] = mapped_column(default=False)
 
 
 class RebalanceRow(CatalogTable):

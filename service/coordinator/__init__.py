@@ -16,7 +16,7 @@ It knows no web and no files; `service.catalog` has the tables.
 from service.coordinator.changes import change_version
 from service.coordinator.evictions import SEEN, tick
 from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
-from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot
+from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot, lose_executors
 from service.coordinator.polls import PollOutcome, commit_tasks, fail_task, poll_slot
 from service.coordinator.quiet_polls import QuietPolls
 from service.coordinator.verbs import change_job, change_spec, reset_job, reset_time
@@ -36,6 +36,7 @@ __all__ = [
     "join_slot",
     "leave_instance",
     "leave_slot",
+    "lose_executors",
     "poll_slot",
     "require_own",
     "require_slot",

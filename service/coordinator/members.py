@@ -101,6 +101,20 @@ def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: boo
         instance.state = GONE
 
 
+def lose_executors(s: Session, instance_id: str, *, incarnation: str, executors: Sequence[str]) -> int:
+    """End the slots of executors that have ended, all in one transaction: none of their tasks is given to another of
+    them. Returns how many there were. Raises UnknownInstance, InstanceGone.
+    """
+    instance = s.get(InstanceRow, instance_id)
+    if instance is None:
+        raise UnknownInstance(instance_id)
+    if instance.incarnation != incarnation or instance.state not in PRESENT:
+        raise InstanceGone(instance.name)
+    lost = select(SlotRow.id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE)
+    slots = s.scalars(lost.where(SlotRow.executor.in_([name for name in executors if name]))).all()
+    return end_slots(s, slots, "an executor was lost") if slots else 0
+
+
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
@@ -146,6 +160,7 @@ def join_slot(
     slot_id: str,
     index: int,
     node: NodeRef | None = None,
+    executor: str = "",
     lease_ms: int = SESSION_TIMEOUT_MS,
     initial_delay_ms: int = NO_DELAY_MS,
 ) -> JoinedSlot:
@@ -162,6 +177,7 @@ def join_slot(
         raise InstanceGone(f"Slot {slot_id}")
     if slot is None:
         former = _admit(s, job, instance_id, slot_id, index, node, lease_ms)
+        s.get_one(SlotRow, slot_id).executor = executor
         reason = "a slot was started again" if former else "a slot joined"
         rebalance(s, job, reason, _awaited(s, job, initial_delay_ms))
     return _describe_slot(s, job, slot_id, lease_ms)

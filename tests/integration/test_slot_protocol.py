@@ -414,6 +414,41 @@ def test_an_unknown_instance_is_404_and_an_unknown_slot_is_410(member: Member) -
     assert member.ask(":poll", {"tasks": []}, slot="nobody").status_code == 410
 
 
+def test_slots_of_a_lost_executor_are_gone_at_once(member: Member) -> None:
+    slot = uuid4().hex
+    body = {"slot": slot, "job": member.job["id"], "index": 1, "executor": "7"}
+    member.http.post(f"/v1/instances/{member.instance}/slots", json=body).raise_for_status()
+    lose = f"/v1/instances/{member.instance}:lost-executors"
+    assert member.http.post(lose, json={"incarnation": "1", "executors": ["7"]}).status_code == 204
+    assert member.ask(":poll", {"timeout_ms": 0}, slot=slot).status_code == 410
+    assert member.ask(":poll", {"timeout_ms": 0}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"incarnation": "1"}, ""),
+        ({"incarnation": "1", "executors": []}, "/executors"),
+        ({"incarnation": "1", "executors": ["7"] * 1_001}, "/executors"),
+        ({"incarnation": "1", "executors": [7]}, "/executors/0"),
+        ({"incarnation": "1", "executors": ["7" * 256]}, "/executors/0"),
+    ],
+)
+def test_executors_that_can_not_be_lost_are_refused(refusing: Member, body: Json, pointer: str) -> None:
+    answer = refusing.http.post(f"/v1/instances/{refusing.instance}:lost-executors", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+def test_who_may_not_lose_executors(refusing: Member) -> None:
+    body = {"incarnation": "1", "executors": ["7"]}
+    for name, status in (("nobody", 404), (refusing.instance, 410)):
+        answer = refusing.http.post(f"/v1/instances/{name}:lost-executors", json=body | {"incarnation": "2"})
+        assert answer.status_code == status
+    reader = refusing.service.client("reader")
+    assert reader.post(f"/v1/instances/{refusing.instance}:lost-executors", json=body).status_code == 403
+
+
 def test_a_slot_answers_only_under_its_own_instance(member: Member) -> None:
     member.post_records(1)
     [task] = member.poll([])["tasks"]

@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    environment = {"MILLRACE_LEASE_MS": "3000", "MILLRACE_TICK_MS": "200"}
+    environment = {"MILLRACE_LEASE_MS": "120000"}  # so that nothing here is found out by a lease that ran out
     with Running(tmp_path_factory.mktemp("service") / "data", instances=0, environment=environment) as running:
         make_stream(running, "clicks", PARTITIONS)
         yield running
@@ -112,6 +112,9 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
     psutil.Process(min(used)).kill()
     post(service, "clicks", records[3_000:])
     assert caught_up(service, "once")["state"] == "running"
+    rounds = service.call("GET", "/v1/groups/once/rebalances")["items"]
+    assert [each["reason"] for each in rounds].count("an executor was lost") == 1
+    assert "threw an exception" not in first.log.read_text()  # as Spark says of listeners that do not answer
     started = [*cluster.executors(), *first.slots()]
     assert first.stop() == 0
     wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")

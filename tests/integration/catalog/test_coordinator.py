@@ -410,6 +410,46 @@ def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: JobRow) -> Non
     assert len(worker.names()) == 4
 
 
+# ---------------------------------------------------------------- executors
+
+
+def test_the_slots_of_a_lost_executor_end_before_any_task_is_given_out(catalog: Catalog, job: JobRow) -> None:
+    instance = join(catalog)
+    lost = [slot(catalog, instance, job, index=index, executor="7") for index in (0, 1)]
+    stays = slot(catalog, instance, job, index=2, executor="8")
+    for _ in range(2):
+        for each in (*lost, stays):
+            each.poll()
+    lose = {"incarnation": "first", "executors": ["7", ""]}
+    assert catalog.write(coordinator.lose_executors, instance, **lose) == 2
+    assert set(owners(catalog, job).values()) == {stays.id}
+    assert reasons(catalog, job)[:2] == ["an executor was lost", "a slot joined"]
+    assert {row.took_ms for row in catalog.read(groups.rebalances_of, job.id, limit=1)} == {0}
+    for each in lost:
+        with pytest.raises(InstanceGone):
+            each.poll()
+    assert catalog.write(coordinator.lose_executors, instance, **lose) == 0
+
+
+def test_an_executor_is_its_instances_alone_and_slots_without_one_stay(catalog: Catalog, job: JobRow) -> None:
+    one, other = join(catalog, "one"), join(catalog, "other")
+    bystander = slot(catalog, other, job, executor="7")
+    unnamed = slot(catalog, one, job)
+    assert catalog.write(coordinator.lose_executors, one, incarnation="first", executors=["7", ""]) == 0
+    assert {bystander.id, unnamed.id} == {row.id for row, _ in catalog.read(groups.members_of, job.id)}
+
+
+def test_only_who_is_there_loses_executors(catalog: Catalog) -> None:
+    instance = join(catalog)
+    with pytest.raises(UnknownInstance):
+        catalog.write(coordinator.lose_executors, new_id(), incarnation="first", executors=["7"])
+    with pytest.raises(InstanceGone):
+        catalog.write(coordinator.lose_executors, instance, incarnation="second", executors=["7"])
+    catalog.write(coordinator.leave_instance, instance, incarnation="first")
+    with pytest.raises(InstanceGone):
+        catalog.write(coordinator.lose_executors, instance, incarnation="first", executors=["7"])
+
+
 # ---------------------------------------------------------------- the first slots of a job
 
 

@@ -173,6 +173,7 @@ def make_verbs() -> list[Callable[[Api], object]]:
     return [
         lambda api: api.join_instance(JoinRequest("i", "1", "here", 1)),
         lambda api: api.heartbeat("i", "1", {}, ""),
+        lambda api: api.lose_executors("i", "1", ["0"]),
         lambda api: api.join_slot("i", SlotRequest("s", "j", 0)),
         lambda api: api.poll("/slot", PollRequest(timeout_ms=0)),
         lambda api: api.find_chunks("/slot", "s", 0, 0, 1),
