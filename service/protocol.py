@@ -289,7 +289,9 @@ class StoreRef(msgspec.Struct, frozen=True):
 
 
 class JoinedSlot(msgspec.Struct, frozen=True):
-    """A slot's job with the ids behind every name; where its views are kept; which history the catalog has."""
+    """A slot's job with the ids behind every name; where its views are kept; which history the catalog has; how long
+    its loop may be silent before it is taken to hang.
+    """
 
     slot: str
     lease_ms: int
@@ -298,6 +300,7 @@ class JoinedSlot(msgspec.Struct, frozen=True):
     streams: dict[str, StreamRef]
     stores: dict[str, StoreRef]
     redis_url: str | None = None
+    max_busy_ms: int = 10_000
 
 
 class InputHead(msgspec.Struct, frozen=True):

@@ -43,8 +43,9 @@ class Settings(BaseSettings):
     min_body_rate: int = Field(default=1_024, ge=1)
     idle_timeout_ms: int = Field(default=75_000, ge=100)  # between requests; also of a caller who does not read
     min_free_bytes: int = Field(default=256 << 20, ge=0)  # of the storage's device; less is not ready
-    lease_ms: int = Field(default=10_000, ge=1_000)
-    tick_ms: int = Field(default=1_000, ge=50)
+    lease_ms: int = Field(default=3_000, ge=1_000)
+    max_busy_ms: int = Field(default=10_000, ge=6_000)  # more than expressions may take, see expressions.session
+    tick_ms: int = Field(default=250, ge=50)
     initial_rebalance_delay_ms: int = Field(default=1_000, ge=0)  # how long a job's first slot waits for the others
     collect_every_ms: int = Field(default=60_000, ge=100)
     delete_delay_ms: int = Field(default=3_600_000, ge=0)

@@ -24,6 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -259,12 +260,14 @@ class Instance:
     def _look_after(self, member: JoinedInstance) -> None:
         """End slots that hang; now and then delete replicas that nobody came back for."""
         replicas = self._options.replica_dir
-        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), 3 * member.lease_ms / 1000):
+        silent_s = member.lease_ms / 1000 + pulse.BEHIND_LEASE_S
+        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), silent_s):
             self._log.warning("slot_hangs", attempt=attempt)
             session.kill_slot(self._context, attempt)
         if time.monotonic() - self._swept_s > SWEEP_EVERY_S:
             self._swept_s = time.monotonic()
-            environments.sweep(replicas, UNUSED_REPLICA_S)
+            sweep = partial(environments.sweep, replicas, UNUSED_REPLICA_S)
+            threading.Thread(target=sweep, name="sweep", daemon=True).start()  # a disk may take longer than a lease
 
     # ------------------------------------------------------------ the end
 

@@ -6,6 +6,7 @@ the work comes to (`work`).
 
 from __future__ import annotations
 
+import time
 from functools import cache, partial
 
 import pyarrow as pa
@@ -95,6 +96,7 @@ class SlotJob:
 
         Raises OperatorFailed, SegmentUnreadable, ReplicaDamaged, lmdb.Error, OSError.
         """
+        started_s = time.monotonic()
         match task.work:
             case Restore():
                 task.restore(until_s)
@@ -106,7 +108,7 @@ class SlotJob:
                 if outcome.is_nothing:
                     task.hold()
                     return None
-                task.note_run(outcome.cut_after)
+                task.note_run(outcome.cut_after, time.monotonic() - started_s)
                 return outcome
             case Adopt(version):
                 with task.states() as states:
@@ -116,7 +118,7 @@ class SlotJob:
                 self._footprint.note(kept.rows.nbytes)
                 with task.states() as states:
                     outcome = self._runner(task).replay(kept, given, states)
-                task.note_run(outcome.cut_after)
+                task.note_run(outcome.cut_after, time.monotonic() - started_s)
                 return outcome
             case GoOn():
                 self._footprint.note(None)

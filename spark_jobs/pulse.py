@@ -2,8 +2,8 @@
 
 It knows how long a slot's loop may be silent and what follows. It refuses to know what the loop does.
 
-    up to BUSY_LIMIT_S      a long batch: a thread renews the lease and touches the file
-    from then on            nobody does: the lease runs out and the tasks move on; three leases later the driver, where
+    up to max_busy_ms       a long batch: a thread renews the lease and touches the file
+    from then on            nobody does: the lease runs out and the tasks move on; right behind that the driver, where
                             it sees the file, has Spark kill the worker, as it does with one that is stopped
     END_S                   where no driver sees the file, the process shows its stack and ends itself
 """
@@ -21,8 +21,8 @@ from typing import Final, Self
 
 from pyspark import TaskContext
 
-BUSY_LIMIT_S: Final = 60.0  # the expressions of one batch may take 30 s
-END_S: Final = 180.0
+END_S: Final = 60.0
+BEHIND_LEASE_S: Final = 1.5  # a process that says nothing is killed so long after its lease ran out
 REARM_S: Final = 1.0
 
 
@@ -98,10 +98,10 @@ class Pulse:
 
 
 class LeaseKeeper:
-    """A thread that renews the lease while the loop is in a long batch; a context manager."""
+    """A thread that renews the lease while the loop is in a long batch, of up to `max_busy_ms`; a context manager."""
 
-    def __init__(self, renew: Callable[[], object], pulse: Pulse, lease_ms: int) -> None:
-        self._renew, self._pulse, self._every_s = renew, pulse, lease_ms / 5000
+    def __init__(self, renew: Callable[[], object], pulse: Pulse, lease_ms: int, max_busy_ms: int) -> None:
+        self._renew, self._pulse, self._every_s, self._limit_s = renew, pulse, lease_ms / 5000, max_busy_ms / 1000
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -115,7 +115,7 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._every_s):
-            if self._pulse.silent_s < BUSY_LIMIT_S:
+            if self._pulse.silent_s < self._limit_s:
                 self._pulse.touch()
                 if self._pulse.silent_s > self._every_s and not self._pulse.is_asking:
                     self._renew()

@@ -84,4 +84,4 @@ class Rounds:
     def _may_not_wait(self, task: StreamTask) -> bool:
         """Whether a commit interval would only keep back what is there already."""
         is_full = any(each.end - each.start >= self._full_batch for each in task.ranges)
-        return task.has_backlog or task.most is not None or is_full
+        return task.has_backlog or task.is_cut or is_full

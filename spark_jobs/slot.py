@@ -138,7 +138,7 @@ class Slot:
         self._writer = SegmentWriter(storage, partial(api.register_segments, self._path))
         self._rounds = Rounds(*_pace(joined.job))
         self._border = self._new_border(joined)
-        self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms)
+        self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms, joined.max_busy_ms)
 
     def __enter__(self) -> Self:
         self._keeper.__enter__()

@@ -19,7 +19,7 @@ from service.streams.records import StateReader
 from service.streams.topology.chain import Chain
 from spark_jobs.failures import TASK_PAUSES_S, Failures
 from spark_jobs.follow import Follower, follow_all
-from spark_jobs.work import Work, most_after, next_work
+from spark_jobs.work import FIRST_RECORDS, Work, most_after, next_work
 
 HAND_OVER_PAUSE_S: Final = 0.05
 
@@ -34,7 +34,8 @@ class StreamTask:
     failures: Failures = field(default_factory=lambda: Failures(TASK_PAUSES_S))
     has_failed: bool = False  # for good: its job fails
     has_backlog: bool = False  # its operators have more to give of what they have read, before it reads on
-    most: int | None = None  # records to read at once, since a batch was cut
+    most: int = FIRST_RECORDS  # records of an input to read at once
+    is_cut: bool = False  # the last batch was not all that it could read
     held_at: int = 0  # what its inputs were like when all that it read had to wait
     ran_s: float = 0.0
 
@@ -129,9 +130,10 @@ class StreamTask:
         self.held_at = self.assigned.heads_digest
         self.assigned = msgspec.structs.replace(self.assigned, work=[])
 
-    def note_run(self, cut_after: int | None) -> None:
-        """A batch was run, and cut behind so many records (None: not at all)."""
-        self.most = most_after(self.most, self.ranges, cut_after)
+    def note_run(self, cut_after: int | None, took_s: float) -> None:
+        """A batch was run in so many seconds, and cut behind so many records (None: not at all)."""
+        self.is_cut = cut_after is not None or any(each.end - each.start > self.most for each in self.ranges)
+        self.most = most_after(self.most, self.ranges, cut_after, took_s)
 
     @contextmanager
     def states(self) -> Iterator[dict[str, StateReader]]:

@@ -54,7 +54,8 @@ class Serving:
 @contextmanager
 def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Serving]:
     """Serve until the block ends; `settings` override the defaults."""
-    settings = {"initial_rebalance_delay_ms": 0} | settings  # tests run as many slots as they need, not all
+    # Tests run as many slots as they need, not all; a lease that is short is what some are about, not what all bear.
+    settings = {"initial_rebalance_delay_ms": 0, "lease_ms": 10_000} | settings
     chosen = Settings(data_dir=folder, database_url=database_url, **settings)
     catalog = Catalog(database_url)
     secrets = {role: catalog.write(keys.create_key, role, role)[1] for role in ROLES}

@@ -227,7 +227,8 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
         lease_ms=state.settings.lease_ms,
         initial_delay_ms=state.settings.initial_rebalance_delay_ms,
     )
-    return _answer(msgspec.structs.replace(found, redis_url=state.settings.redis_url))
+    settings = state.settings
+    return _answer(msgspec.structs.replace(found, redis_url=settings.redis_url, max_busy_ms=settings.max_busy_ms))
 
 
 @router.post(SLOT + ":poll", responses=PROTOCOL, openapi_extra=takes(PollRequest))

@@ -16,7 +16,7 @@ from service.catalog.engine import Now, now_ms
 from service.catalog.tables import SlotRow
 from service.streams.errors import InstanceGone, UnknownSlot
 
-SESSION_TIMEOUT_MS: Final = 10_000
+SESSION_TIMEOUT_MS: Final = 3_000
 RENEW_AFTER: Final = 3  # a lease is renewed once a third of it has elapsed
 LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT: Final = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks

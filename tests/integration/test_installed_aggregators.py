@@ -52,7 +52,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def world(site: Path, tmp_path: Path, migrated_sqlite: bytes) -> Iterator[World]:
     (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db", lease_ms=3000) as service, ExitStack() as opened:
+    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as service, ExitStack() as opened:
         yield World(service, tmp_path, opened)
 
 

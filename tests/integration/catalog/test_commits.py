@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from service import coordinator
 from service.catalog import jobs, streams, totals
 from service.catalog.engine import Catalog
 from service.catalog.tables import new_id
@@ -27,6 +26,7 @@ from tests.integration.catalog.world import (
     register,
     slot,
     statements,
+    tick,
 )
 
 
@@ -182,9 +182,9 @@ def test_an_unknown_task_is_refused(worker: SlotDouble) -> None:
 
 def test_a_zombie_is_refused(catalog: Catalog, worker: SlotDouble) -> None:
     commits = [batch(catalog, task, worker.joined) for task in worker.tasks()]
-    coordinator.tick(catalog)
+    tick(catalog)
     expire_slot(catalog, worker.id)
-    assert coordinator.tick(catalog) == 1
+    assert tick(catalog) == 1
     assert {verdict.reason for verdict in worker.commit(*commits)} == {"stale_epoch"}
     assert ends(catalog, "visits-out") == [0, 0, 0, 0]
 

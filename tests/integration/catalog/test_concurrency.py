@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 from sqlalchemy import select
 
-from service import coordinator
 from service.catalog import engine, jobs, segments, streams
 from service.catalog.engine import Catalog
 from service.catalog.tables import ChunkRow
@@ -31,6 +30,7 @@ from tests.integration.catalog.world import (
     register,
     slot,
     state_of,
+    tick,
 )
 
 
@@ -133,7 +133,7 @@ def test_slots_that_come_and_go_never_run_a_record_twice(
     catalogs = [open_catalog() for _ in range(2)]
     clicks = make_stream(catalogs[0])
     job = make_job(catalogs[0], max_batch_records=5)
-    coordinator.tick(catalogs[0])
+    tick(catalogs[0])
     posted = sum(sum(at.end_offset - at.first_offset for at in post(catalogs[0], clicks, {p: 60})) for p in range(4))
 
     def live_and_die(index: int) -> int:
@@ -149,7 +149,7 @@ def test_slots_that_come_and_go_never_run_a_record_twice(
                 expire_slot(catalog, worker.id)
             elif fate < 0.6:
                 expire_instance(catalog, instance)
-            coordinator.tick(catalog)
+            tick(catalog)
         return done
 
     with ThreadPoolExecutor(4) as pool:

@@ -45,6 +45,7 @@ from tests.integration.catalog.world import (
     slot,
     state_of,
     statements,
+    tick,
 )
 
 SPREAD = {"op": "select_key", "key": "value->>'user'"}
@@ -453,13 +454,13 @@ def test_what_is_owed_comes_first_and_meanwhile_nothing_is_read(catalog: Catalog
 
 def test_a_round_of_the_coordinator_makes_it_where_nobody_polls(catalog: Catalog) -> None:
     resting(catalog)
-    coordinator.tick(catalog)
-    coordinator.tick(catalog)
+    tick(catalog)
+    tick(catalog)
     assert state_of(catalog) == "changing"
     give(catalog)
     woken: set[str] = set()
     catalog.on_wake(woken.update)
-    coordinator.tick(catalog)
+    tick(catalog)
     assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
     assert job_topic(found(catalog).id) in woken
 

@@ -28,6 +28,7 @@ from tests.integration.catalog.world import (
     register,
     slot,
     statements,
+    tick,
 )
 
 SPREAD = {"op": "repartition", "name": "spread"}
@@ -598,8 +599,8 @@ def test_a_flush_that_no_slot_sees_is_taken_further_by_the_coordinator(
     for task in worker.tasks():
         if task.advance is not None:
             close(worker, task, "flush", {0: 1}, log(worker))
-    coordinator.tick(catalog)
-    coordinator.tick(catalog)  # the first one of its life only looks who is there
+    tick(catalog)
+    tick(catalog)  # the first one of its life only looks who is there
     query = select(TaskRow.name, TaskRow.flush_at).order_by(TaskRow.name)
     found = catalog.read(lambda s: s.execute(query).all())
     assert found == [("0_0", None), ("0_1", None), ("1_0", [1, 1]), ("1_1", [1, 1])]

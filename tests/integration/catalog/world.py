@@ -22,6 +22,8 @@ from service.streams.records import ChunkMeta, Published
 from service.streams.topology import graph
 from service.streams.topology.spec import JobSpec
 
+LEASE_MS = 60_000  # no lease runs out here unless a test has it do so
+
 STATEMENT = re.compile(r"(SELECT|UPDATE|INSERT INTO|DELETE FROM) \w+(?=[. ])")
 
 
@@ -68,8 +70,8 @@ def state_of(catalog: Catalog, name: str = "visits") -> str:
 
 
 def join(catalog: Catalog, name: str = "one", *, incarnation: str = "first", cores: int = 4, **more: Any) -> str:
-    arguments = {"name": name, "incarnation": incarnation, "host": "here", "cores": cores}
-    return catalog.write(coordinator.join_instance, **arguments, **more).id
+    arguments = {"name": name, "incarnation": incarnation, "host": "here", "cores": cores, "lease_ms": LEASE_MS}
+    return catalog.write(coordinator.join_instance, **arguments | more).id
 
 
 @dataclass
@@ -115,7 +117,8 @@ class SlotDouble:
 
 def slot(catalog: Catalog, instance_id: str, job: JobRow, index: int = 0, **more: Any) -> SlotDouble:
     slot_id = new_id()
-    joined = catalog.write(coordinator.join_slot, instance_id, job_id=job.id, slot_id=slot_id, index=index, **more)
+    how = {"job_id": job.id, "slot_id": slot_id, "index": index, "lease_ms": LEASE_MS, **more}
+    joined = catalog.write(coordinator.join_slot, instance_id, **how)
     return SlotDouble(catalog, slot_id, joined)
 
 
@@ -219,6 +222,11 @@ def expire_instance(catalog: Catalog, instance_id: str) -> None:
 
 def lease_of(catalog: Catalog, slot_id: str) -> int:
     return catalog.read(lambda s: s.scalars(select(SlotRow.lease_until_ms).where(SlotRow.id == slot_id)).one())
+
+
+def tick(catalog: Catalog, **how: int) -> int:
+    """A round of the coordinator, which takes no pause of a test for an outage."""
+    return coordinator.tick(catalog, **{"lease_ms": LEASE_MS, **how})
 
 
 def silence_coordinator(catalog: Catalog, for_ms: int) -> None:

@@ -74,7 +74,7 @@ def test_a_full_batch_does_not_wait_and_takes_the_others_along(clock: Clock) -> 
     assert names(given, tasks) == ["full", "other"]
 
 
-@pytest.mark.parametrize("change", [{"has_backlog": True}, {"most": 10}])
+@pytest.mark.parametrize("change", [{"has_backlog": True}, {"is_cut": True}])
 def test_what_was_cut_does_not_wait(clock: Clock, change: dict[str, Any]) -> None:
     given, one = Rounds(60.0, FULL), task("a")
     assert names(given, [one]) == ["a"]

@@ -181,14 +181,29 @@ def test_time_is_advanced_where_nothing_is_to_be_read() -> None:
     assert next_work(assigned(), **READY) is None
 
 
-def test_after_a_cut_little_is_read_and_then_more_and_more_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "LEAST_AFTER_CUT", 4)
-    much = [InputRange(0, 0, 100, [])]
-    assert work.most_after(None, much, None) is None
-    assert work.most_after(None, much, 1) == 4
-    assert work.most_after(4, much, 3) == 6
-    assert work.most_after(6, much, None) == 24
-    assert work.most_after(100, much, None) is None
+MUCH, LITTLE = [InputRange(0, 0, 1_000_000, [])], [InputRange(0, 0, 3_000, [])]
+
+
+def test_after_a_cut_little_is_read_and_then_more_and_more_again() -> None:
+    assert work.most_after(10_000, MUCH, 1, 0.0) == work.LEAST_AFTER_CUT
+    assert work.most_after(10_000, MUCH, 3_000, 0.0) == 6_000
+    assert work.most_after(6_000, MUCH, None, 0.0) == 24_000
+
+
+@pytest.mark.parametrize(
+    ("most", "assigned", "took_s", "after"),
+    [
+        (10_000, MUCH, 0.5, 20_000),
+        (10_000, MUCH, 0.01, 40_000),
+        (10_000, MUCH, 4.0, 2_500),
+        (10_000, MUCH, 60.0, 1_000),
+        (10_000, LITTLE, 2.0, 1_500),
+        (10_000, LITTLE, 0.1, 10_000),
+        (2_000_000, MUCH, 2.0, 500_000),
+    ],
+)
+def test_a_batch_is_to_take_a_second(most: int, assigned: list[InputRange], took_s: float, after: int) -> None:
+    assert work.most_after(most, assigned, None, took_s) == after
 
 
 def test_no_chunk_is_read_that_lies_behind_the_limit(storage: Storage) -> None:
