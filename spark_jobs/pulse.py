@@ -115,7 +115,9 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._every_s):
-            if self._pulse.silent_s < self._limit_s:
+            if self._pulse.is_asking:  # for as long as the client has patience: the API may be away
                 self._pulse.touch()
-                if self._pulse.silent_s > self._every_s and not self._pulse.is_asking:
+            elif self._pulse.silent_s < self._limit_s:
+                self._pulse.touch()
+                if self._pulse.silent_s > self._every_s:
                     self._renew()

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.running import wait_until
 from spark_jobs.pulse import LeaseKeeper, Pulse, silent_attempts
 
 
@@ -51,5 +52,12 @@ def test_a_loop_that_waits_for_an_answer_needs_nobody_to_renew(tmp_path: Path) -
     with Pulse(tmp_path) as slot:
         with slot.asking(), LeaseKeeper(renewed.set, slot, lease_ms=5, max_busy_ms=60_000):
             assert not renewed.wait(0.1)
-        with LeaseKeeper(renewed.set, slot, lease_ms=5):
+        with LeaseKeeper(renewed.set, slot, lease_ms=5, max_busy_ms=60_000):
             assert renewed.wait(30)
+
+
+def test_a_loop_that_waits_for_an_answer_lives_however_long_the_api_is_away(tmp_path: Path) -> None:
+    with Pulse(tmp_path) as slot, slot.asking(), LeaseKeeper(lambda: None, slot, lease_ms=5, max_busy_ms=0):
+        [file] = tmp_path.iterdir()
+        os.utime(file, (0, 0))
+        wait_until(lambda: file.stat().st_mtime > 0, 30, "a sign of life")
