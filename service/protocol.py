@@ -5,8 +5,8 @@ It knows names, types and ranges. It refuses to know who asks, what is behind an
 the two ends may be of different versions.
 
 requests   JoinRequest · HeartbeatRequest · LeaveRequest · LostExecutors · SlotRequest · PollRequest · SegmentsRequest ·
-           CommitRequest · FailRequest
-answers    JoinedInstance · WantedJobs · JoinedSlot · PollAnswer · ChunkRange · Paths · Verdicts
+           CommitRequest · FailRequest · StoresRequest
+answers    JoinedInstance · WantedJobs · JoinedSlot · PollAnswer · ChunkRange · Paths · Verdicts · LiveStores
 """
 
 from __future__ import annotations
@@ -124,6 +124,12 @@ class PollRequest(msgspec.Struct, frozen=True):
     spec_sha256: Annotated[str, msgspec.Meta(max_length=64)] = ""
     job_version: Count = 0
     copies: list[HeldCopy] = []
+
+
+class StoresRequest(msgspec.Struct, frozen=True):
+    """Ids of stores of which a slot has found replicas on its disk."""
+
+    stores: Annotated[list[Id], msgspec.Meta(max_length=1000)]
 
 
 class SegmentsRequest(msgspec.Struct, frozen=True):
@@ -414,6 +420,12 @@ class ChunkRange(msgspec.Struct, frozen=True):
     start: int
     end: int
     chunks: list[Chunk]
+
+
+class LiveStores(msgspec.Struct, frozen=True):
+    """Those of the ids that are stores of a job still; what is kept of the others is of use to nobody."""
+
+    stores: list[str]
 
 
 class Paths(msgspec.Struct, frozen=True):

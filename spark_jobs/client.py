@@ -37,12 +37,14 @@ from service.protocol import (
     JoinedSlot,
     JoinRequest,
     LeaveRequest,
+    LiveStores,
     LostExecutors,
     Paths,
     PollAnswer,
     PollRequest,
     SegmentsRequest,
     SlotRequest,
+    StoresRequest,
     TaskCommit,
     TaskError,
     Verdict,
@@ -161,6 +163,10 @@ class Api:
     def fail_task(self, slot: str, *, task_id: str, epoch: int, error: TaskError) -> None:
         """Say that a task can not go on, and why: its job fails. Raises ApiError."""
         self._do(f"{slot}:fail", FailRequest(task_id, epoch, error))
+
+    def live_stores(self, slot: str, found: list[str]) -> list[str]:
+        """Those of the ids that are stores still. Raises ApiError."""
+        return self._ask(LiveStores, "POST", f"{slot}:live-stores", StoresRequest(found)).stores
 
     def leave_slot(self, slot: str) -> None:
         """Give all tasks up. Raises ApiError."""

@@ -24,7 +24,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +33,6 @@ from pyspark import InheritableThread, SparkContext
 
 from service import logs
 from service.protocol import JoinedInstance, JoinRequest, WantedJob
-from service.storage import environments
 from service.storage.private import keep_private, private_folder
 from spark_jobs import cluster, pulse, session
 from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable
@@ -48,8 +46,6 @@ DRAIN_S: Final = 12.0
 LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
 HEALTHY_S: Final = 10.0
 BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-SWEEP_EVERY_S: Final = 3600.0
-UNUSED_REPLICA_S: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ class Instance:
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
         self._joins = self._cores = 0
-        self._joined_again_s = self._swept_s = -math.inf
+        self._joined_again_s = -math.inf
         self._code = 0
         self._log = structlog.get_logger().bind(instance=options.name)
 
@@ -258,16 +254,12 @@ class Instance:
         return SlotPlace(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
 
     def _look_after(self, member: JoinedInstance) -> None:
-        """End slots that hang; now and then delete replicas that nobody came back for."""
+        """End slots that hang."""
         replicas = self._options.replica_dir
         silent_s = member.lease_ms / 1000 + pulse.BEHIND_LEASE_S
         for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), silent_s):
             self._log.warning("slot_hangs", attempt=attempt)
             session.kill_slot(self._context, attempt)
-        if time.monotonic() - self._swept_s > SWEEP_EVERY_S:
-            self._swept_s = time.monotonic()
-            sweep = partial(environments.sweep, replicas, UNUSED_REPLICA_S)
-            threading.Thread(target=sweep, name="sweep", daemon=True).start()  # a disk may take longer than a lease
 
     # ------------------------------------------------------------ the end
 

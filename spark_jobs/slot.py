@@ -34,6 +34,7 @@ from service.protocol import (
     TaskError,
     Verdict,
 )
+from service.storage.janitor import Janitor
 from service.storage.node import NodeFolder
 from service.storage.private import private_folder
 from service.storage.segments import open_storage
@@ -138,6 +139,7 @@ class Slot:
         self._writer = SegmentWriter(storage, partial(api.register_segments, self._path))
         self._rounds = Rounds(*_pace(joined.job))
         self._border = self._new_border(joined)
+        self._janitor = Janitor(place.replica_dir, joined.lineage, partial(api.live_stores, self._path))
         self._keeper = LeaseKeeper(self._renew, pulse, joined.lease_ms, joined.max_busy_ms)
 
     def __enter__(self) -> Self:
@@ -274,6 +276,15 @@ class Slot:
         if is_idle and is_over and not self._behind():
             self._job.forget_read()
             self._footprint.settle()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete replicas that nobody will open again, if that is due and nobody else on the node does."""
+        try:
+            if swept := self._janitor.look():
+                self.log.info("replicas_swept", count=swept)
+        except (OSError, ApiError) as error:  # the next look does it
+            self.log.warning("sweep_failed", error=str(error))
 
     # ------------------------------------------------------------ work
 

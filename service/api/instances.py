@@ -22,7 +22,7 @@ from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import router_of, takes
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page
 from service.auth import Instance, Reader
-from service.catalog import groups, jobs, replicas, segments
+from service.catalog import groups, jobs, replicas, segments, stores
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import InstanceRow, RebalanceRow
 from service.faults import fault_point
@@ -36,11 +36,13 @@ from service.protocol import (
     JoinedInstance,
     JoinRequest,
     LeaveRequest,
+    LiveStores,
     LostExecutors,
     Paths,
     PollRequest,
     SegmentsRequest,
     SlotRequest,
+    StoresRequest,
     TaskCommit,
     Verdict,
     Verdicts,
@@ -64,6 +66,7 @@ POLL = msgspec.json.Decoder(PollRequest)
 SEGMENTS = msgspec.json.Decoder(SegmentsRequest)
 COMMIT = msgspec.json.Decoder(CommitRequest)
 FAIL = msgspec.json.Decoder(FailRequest)
+STORES = msgspec.json.Decoder(StoresRequest)
 encode = msgspec.json.Encoder().encode
 
 
@@ -303,6 +306,14 @@ async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> 
     return Response(status_code=204)
 
 
+@router.post(SLOT + ":live-stores", responses=PROTOCOL, openapi_extra=takes(StoresRequest))
+async def find_live_stores(request: Request, instance: str, slot: str, _: Instance) -> Response:
+    """Say which of the stores whose replicas a slot has found on its disk are still there."""
+    body = await read_struct(request, STORES)
+    found = await run_in_threadpool(request.state.catalog.read, _live_stores, instance, slot, body.stores)
+    return _answer(LiveStores(found))
+
+
 @router.post(SLOT + ":leave", status_code=204, responses=PROTOCOL)
 def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Leave; the tasks of the slot are free at once."""
@@ -334,6 +345,11 @@ def _find_chunks(s: Session, instance: str, slot: str, stream_id: str, partition
     if not jobs.has_stream(s, job_id, stream_id):
         raise UnknownPartition(f"{stream_id}/{partition}")
     return segments.chunks_from(s, stream_id, partition, *which)
+
+
+def _live_stores(s: Session, instance: str, slot: str, found: list[str]) -> list[str]:
+    coordinator.require_slot(s, slot, instance_id=instance)
+    return list(stores.live_stores(s, found))
 
 
 def _register(s: Session, instance: str, slot: str, paths: dict[str, str]) -> None:

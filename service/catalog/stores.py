@@ -131,6 +131,11 @@ def store_ids(s: Session) -> Sequence[str]:
     return s.scalars(select(StoreRow.id).where(StoreRow.is_removed.is_(False))).all()
 
 
+def live_stores(s: Session, store_ids: Sequence[str]) -> Sequence[str]:
+    """Those of the ids that operators have a store of."""
+    return s.scalars(select(StoreRow.id).where(StoreRow.id.in_(store_ids), StoreRow.is_removed.is_(False))).all()
+
+
 def _described(s: Session, store: StoreRow, job: JobRow) -> StoreNow:
     before = _tasks_before(s, store, job)
     partitions = _partitions(s, store, _lag(before))

@@ -23,7 +23,6 @@ import fcntl
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,19 +143,19 @@ def release(environment: Environment) -> None:
             _close(environment)
 
 
-def sweep(root: Path, unused_for_s: float) -> int:
-    """Delete the lives below `root` that nobody has open and nobody wrote to for a while; returns how many."""
-    limit = time.time() - unused_for_s
-    swept = 0
-    for name, _, files in os.walk(root):
-        folder = Path(name)
-        if "lock" not in files or _is_newer(folder / "data.mdb", limit):
-            continue  # a lock that is only tried would make an opener start a new life
-        lock = _lock(folder)
-        if lock is not None:
-            _remove(folder, lock)
-            swept += 1
-    return swept
+def remove_life(folder: Path, is_over: Callable[[], bool]) -> bool:
+    """Delete a life that nobody has open, if it `is_over`; whether that was so.
+
+    To be asked only of what is over most likely: whoever opens it meanwhile begins a new life.
+    """
+    lock = _lock(folder)
+    if lock is None:
+        return False
+    if is_over():
+        _remove(folder, lock)
+        return True
+    os.close(lock)
+    return False
 
 
 @cache
@@ -317,13 +316,6 @@ def _close(environment: Environment) -> None:
 def _remove(folder: Path, lock: int) -> None:
     shutil.rmtree(folder)
     os.close(lock)
-
-
-def _is_newer(path: Path, limit: float) -> bool:
-    try:
-        return path.stat().st_mtime > limit
-    except FileNotFoundError:
-        return False
 
 
 def _read(path: Path) -> str | None:

@@ -282,6 +282,21 @@ def _is_trusted(folder: Path) -> bool:
         return True
 
 
+def lineage_of(folder: Path) -> str | None:
+    """The lineage of a life that nobody has open; None where it can not be read."""
+    with ExitStack() as opened, suppress(lmdb.Error, FileNotFoundError, ReplicaDamaged, json.JSONDecodeError):
+        length = _Length(folder, os.open(folder / "data.mdb", os.O_RDONLY | os.O_CLOEXEC))
+        opened.callback(os.close, length.data)
+        length.prove()
+        env = lmdb.open(str(folder), map_size=MAP_BYTES, max_dbs=3, readonly=True, create=False, readahead=False)
+        opened.callback(env.close)
+        length.prove_as_of(env, env.info()["last_txnid"])
+        with env.begin(db=env.open_db(b"meta", create=False)) as tx:
+            lineage: str | None = json.loads(tx.get(IDENTITY) or b"{}").get("lineage")
+            return lineage
+    return None
+
+
 def _open(folder: Path, file_id: tuple[int, int], node_id: str, store_id: str, lineage: str) -> _Opened | None:
     """None: it is of another lineage, cut short, or not made yet."""
     with ExitStack() as opened, suppress(lmdb.Error, FileNotFoundError, ReplicaDamaged):

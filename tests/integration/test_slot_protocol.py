@@ -398,6 +398,34 @@ def test_a_node_that_is_in_use_elsewhere_is_a_conflict(member: Member) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "node_elsewhere")
 
 
+def test_a_slot_hears_which_of_the_stores_on_its_disk_are_still_there(member: Member) -> None:
+    once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 1000}
+    member.admin.post("/v1/jobs", json={"name": "other", "source": "clicks", "operators": [once]}).raise_for_status()
+    there = member.admin.get("/v1/stores/other-once").json()["id"]
+    answer = member.ask(":live-stores", {"stores": ["gone", there]})
+    assert answer.json() == {"stores": [there]}
+    assert member.ask(":live-stores", {"stores": []}).json() == {"stores": []}
+    assert member.ask(":live-stores", {"stores": [there]}, slot="nobody").status_code == 410
+    where = f"/v1/instances/{member.instance}/slots/{member.slot}:live-stores"
+    assert member.service.client("reader").post(where, json={"stores": []}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, ""),
+        ({"stores": "store"}, "/stores"),
+        ({"stores": [7]}, "/stores/0"),
+        ({"stores": ["a", "a/b"]}, "/stores/1"),
+        ({"stores": ["a"] * 1001}, "/stores"),
+    ],
+)
+def test_stores_that_can_not_be_are_refused(member: Member, body: Json, pointer: str) -> None:
+    answer = member.ask(":live-stores", body)
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
+
+
 def test_a_field_that_only_a_later_version_knows_is_ignored(member: Member) -> None:
     member.post_records(1)
     [task] = member.poll([])["tasks"]
@@ -461,13 +489,14 @@ def test_a_slot_answers_only_under_its_own_instance(member: Member) -> None:
         member.ask(":commit", {"commits": [commit]}),
         member.ask(":fail", {"task": task["task"], "epoch": task["epoch"], "error": error}),
         member.ask("/segments", {"segments": [uuid4().hex]}),
+        member.ask(":live-stores", {"stores": []}),
         member.ask(":leave"),
         member.http.get(
             f"/v1/instances/{member.instance}/slots/{member.slot}/chunks",
             params={"stream_id": member.joined.json()["streams"]["clicks"]["id"], "partition": 0, "from": 0},
         ),
     ]
-    assert [(answer.status_code, answer.json()["code"]) for answer in asked] == [(404, "unknown_slot")] * 6
+    assert [(answer.status_code, answer.json()["code"]) for answer in asked] == [(404, "unknown_slot")] * 7
     member.instance = mine
     assert member.commit(commit)[0]["status"] == "accepted"
     assert member.admin.get("/v1/jobs/copy").json()["state"] == "running"

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.protocol import JoinRequest, SlotRequest, TaskCommit
+from service.storage import janitor
 from service.storage.node import NodeFolder, node_id_of
 from service.storage.replica import Replica
 from service.storage.segments import Storage
@@ -351,6 +352,24 @@ def test_a_node_that_was_cloned_takes_another_id_and_joins(world: World, tmp_pat
         assert slots._join(world.api, place, 1, pulse, clone) is not None
         assert clone.ref.id not in (before, None)
     assert node_id_of(world.folder / "replicas") == before
+
+
+def test_an_idle_slot_sweeps_what_deleted_jobs_left_on_its_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(janitor, "EVERY_S", 0.0)
+    monkeypatch.setattr(janitor, "LOOK_EVERY_S", 0.0)
+    gone = world.slot(world.job("gone"))
+    world.post(1)
+    turn_until(gone, lambda: world.all_out("gone") == [1])
+    world.call("POST", "/v1/jobs/gone:stop")
+    assert gone.turn() is False
+    left = {path.name for path in (world.folder / "replicas").iterdir() if path.is_dir()}
+    world.call("DELETE", "/v1/jobs/gone")
+    slot = world.slot(world.job())
+    turn_until(slot, lambda: world.all_out() == [1])
+    turn_until(slot, lambda: not any((world.folder / "replicas" / name).exists() for name in left))
+    assert len(left) == 1
+    world.post(1, 2)
+    turn_until(slot, lambda: world.all_out() == [1, 2])
 
 
 def test_an_unknown_outcome_is_settled_by_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

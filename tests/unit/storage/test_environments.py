@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -252,20 +251,17 @@ def test_the_boot_id_is_the_same_until_the_machine_restarts() -> None:
     assert environments.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-# ---------------------------------------------------------------- sweep
+# ---------------------------------------------------------------- deleted
 
 
-def test_sweep_takes_what_nobody_used_for_a_while_and_has_open(tmp_path: Path) -> None:
-    for name in ("old", "old_but_open", "new"):
-        filled(tmp_path / "i" / name / "0").close()
-    opened = open_replica(tmp_path / "i" / "old_but_open" / "0")
-    long_ago = time.time() - 1_000
-    for name in ("old", "old_but_open"):
-        os.utime(tmp_path / "i" / name / "0" / "0" / "data.mdb", (long_ago, long_ago))
-    script = "print(environments.sweep(Path(sys.argv[1]), 500), flush=True)"
-    with other_process(script, tmp_path) as process:
-        assert line(process) == "1"
-    assert not (tmp_path / "i" / "old" / "0" / "0").exists()
+def test_a_life_is_deleted_if_it_is_over_and_nobody_has_it_open(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    life = tmp_path / "0"
+    assert not environments.remove_life(life, lambda: False)
+    opened = open_replica(tmp_path)
+    assert not environments.remove_life(life, lambda: True)
     assert opened.position == 10
     opened.close()
-    assert position_after_reopening(tmp_path / "i" / "new" / "0") == 10
+    assert environments.remove_life(life, lambda: True)
+    assert not environments.remove_life(life, lambda: True)
+    assert not life.exists()
