@@ -17,8 +17,7 @@ from service.streams.topology.graph import Topology
 from spark_jobs.client import SlotPlace
 from spark_jobs.follow import Changelog, FindChunks, Follower, ReadChunk, StorePartition
 
-HAND_OVER_LEASES: Final = 3  # a former owner that hangs is killed after so many, and its locks go with it
-HAND_OVER_S: Final = 3.0  # on top of them
+HAND_OVER_S: Final = 3.0  # behind a lease: by then a former owner that hangs was killed, and its locks went with it
 
 
 class JobStores:
@@ -42,7 +41,7 @@ class JobStores:
         It is not begun anew where a former owner has it open and gives it up just now, or for as long as it may take
         until that is killed: a new life of a replica costs a full restore.
         """
-        waits_until_s = time.monotonic() + HAND_OVER_LEASES * self._joined.lease_ms / 1000 + HAND_OVER_S
+        waits_until_s = time.monotonic() + self._joined.lease_ms / 1000 + HAND_OVER_S
         return Follower(self._changelog(at), partial(self._open_replica, at, waits_until_s), end)
 
     def view(self, at: StorePartition, end: int) -> Follower[View]:

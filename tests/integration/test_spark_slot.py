@@ -307,8 +307,7 @@ def test_a_replica_that_its_former_process_has_open_is_waited_for(
 
 
 def test_a_replica_that_nobody_lets_go_of_is_begun_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "HAND_OVER_LEASES", 0)
-    monkeypatch.setattr(stores, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(stores, "HAND_OVER_S", -60.0)
     job = world.job()
     first = world.slot(job)
     world.post(1)
