@@ -57,8 +57,6 @@ class Running:
             "-m",
             "service.cli",
             "up",
-            "--port",
-            "0",
             "--data-dir",
             str(data_dir),
         ]
@@ -69,15 +67,19 @@ class Running:
         self.client: httpx.Client
         self.url = ""
 
-    def start(self, timeout_s: float = PATIENCE_S) -> Self:
-        """Start the process and wait for its one line `ready http://…`.
+    def start(self, timeout_s: float = PATIENCE_S, *, port: int = 0) -> Self:
+        """Start the process on a port (0: a free one) and wait for its one line `ready http://…`.
 
         Raises:
             NotReady: it ended, or said nothing in time.
         """
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True
+                [*self._command, "--port", str(port)],
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         assert self.process.stdout is not None
         heard, _, _ = select.select([self.process.stdout], [], [], timeout_s)

@@ -51,7 +51,8 @@ def caught_up(running: Running, job: str, timeout_s: float = PATIENCE_S) -> dict
         path = f"/v1/jobs/{job}?wait=caught_up&timeout_ms=2000"
         try:
             found: dict[str, Any] = running.call("GET", path)
-        except httpx.TransportError:
+        except httpx.TransportError:  # it is killed, and starts again
+            time.sleep(0.05)
             continue
         if found["state"] == "failed" or (found["state"] == "running" and found["caught_up"]):
             return found

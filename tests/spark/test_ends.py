@@ -13,7 +13,7 @@ import pytest
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from spark_jobs.instance import NAME_TAKEN, PARENT_LOST, REFUSED, SPARK_LOST
 from tests.attached import Attached, are_gone
-from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, make_stream, post, some_records
+from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
 from tests.spark.conftest import PARTITIONS, slots_of, start_job
 
 pytestmark = pytest.mark.spark
@@ -101,6 +101,21 @@ def test_a_killed_jvm_ends_the_driver_at_once(service: Running, instance: Attach
     wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
 
 
+def test_slots_outlive_the_api(service: Running, instance: Attached) -> None:
+    """The API process is killed and comes back under its address: instance and slots go on as they were."""
+    start_job(service)
+    records = some_records(2_000)
+    post(service, "clicks", records[:1_000])
+    caught_up(service, "once")
+    before = {slot["slot"] for slot in slots_of(service)}
+    service.kill()
+    service.start(port=int(service.url.rpartition(":")[2]))
+    post(service, "clicks", records[1_000:])
+    caught_up(service, "once")
+    assert {slot["slot"] for slot in slots_of(service)} == before
+    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
 def test_the_end_of_stdin_is_the_end_of_the_parent(service: Running, instance: Attached) -> None:
     processes = instance.descendants()
     assert instance.process.stdin is not None
@@ -117,24 +132,3 @@ def test_without_being_asked_there_is_no_ui_and_a_revoked_key_ends_the_instance(
     revoked = next(key["id"] for key in keys if key["name"] == instance.name)
     service.call("DELETE", f"/v1/tokens/{revoked}")
     assert instance.process.wait(SOON_S) == REFUSED
-
-
-def test_slots_outlive_the_api(tmp_path: Path) -> None:
-    """The API process is killed and comes back under its address: instance and slots go on as they were."""
-    data = tmp_path / "data"
-    with Running(data, instances=0) as first:
-        make_stream(first, "clicks", PARTITIONS)
-        port = first.url.rpartition(":")[2]
-        with Attached(first, tmp_path) as attached:
-            attached.wait_until_live()
-            start_job(first)
-            records = some_records(2_000)
-            post(first, "clicks", records[:1_000])
-            caught_up(first, "once")
-            before = {slot["slot"] for slot in slots_of(first)}
-            first.kill()
-            with Running(data, instances=0, arguments=("--port", port)) as second:
-                post(second, "clicks", records[1_000:])
-                caught_up(second, "once")
-                assert {slot["slot"] for slot in slots_of(second)} == before
-                assert contents(second, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
