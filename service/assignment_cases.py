@@ -5,6 +5,7 @@ It knows the members of these objects. It refuses to know how an assignment is f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -21,10 +22,12 @@ class MalformedCase(ValueError):
 
 
 class CaseMember(msgspec.Struct, forbid_unknown_fields=True):
-    """A node: `active` are the tasks that run there, `lags` how far its other copies are behind, in records."""
+    """A node: `active` are the tasks that run there, `lags` how far its other copies are behind, in records. Without
+    slots it is leaving.
+    """
 
     id: str
-    slots: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
     tags: dict[str, str] = {}
     active: list[TaskName] = []
     lags: dict[TaskName, Count] = {}
@@ -59,7 +62,36 @@ def answer(line: bytes | str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise MalformedCase(f"this is no case: {error}") from error
     group, strategy = _group(case)
-    return _document(case, assign(group, strategy))
+    return _document([each.id for each in case.members], assign(group, strategy))
+
+
+def case_of(group: Group, strategy: Strategy) -> dict[str, Any]:
+    """The case, as JSON, that a group is; its tasks are called as in a case."""
+    settings = group.settings
+    return {
+        "members": [
+            {
+                "id": node.id,
+                "slots": node.slots,
+                "tags": dict(node.tags),
+                "active": sorted(node.running),
+                "lags": dict(sorted(node.lags.items())),
+            }
+            for node in group.nodes
+        ],
+        "tasks": [task.id for task in group.tasks],
+        "stateful": [task.id for task in group.tasks if task.is_stateful],
+        "assignor": strategy,
+        "standby_replicas": settings.standby_replicas,
+        "acceptable_recovery_lag": settings.acceptable_recovery_lag,
+        "max_warmup_replicas": settings.max_warmup_replicas,
+        "rack_tags": list(settings.rack_tags),
+    }
+
+
+def answer_of(group: Group, made: Assignment) -> dict[str, Any]:
+    """What was decided for a group, as `answer` answers its case."""
+    return _document([node.id for node in group.nodes], made)
 
 
 def _group(case: Case) -> tuple[Group, Strategy]:
@@ -92,9 +124,9 @@ def _agree(case: Case, stateful: set[str]) -> None:
         raise MalformedCase(f"{min(unknown)!r} is not among the tasks")
 
 
-def _document(case: Case, made: Assignment) -> dict[str, Any]:
-    active: dict[str, list[str]] = {each.id: [] for each in case.members}
-    standby: dict[str, list[str]] = {each.id: [] for each in case.members}
+def _document(members: Sequence[str], made: Assignment) -> dict[str, Any]:
+    active: dict[str, list[str]] = {member: [] for member in members}
+    standby: dict[str, list[str]] = {member: [] for member in members}
     for task, node in made.active.items():
         active[node].append(task)
     for copies in made.standby, made.warm_up:

@@ -242,12 +242,16 @@ class FailRequest(msgspec.Struct, frozen=True):
 
 
 class JoinedInstance(msgspec.Struct, frozen=True):
-    """An instance's id, its lease, and where records are kept."""
+    """An instance's id, its lease, where records are kept, and how long its slots may keep their tasks once it begins
+    to
+    leave.
+    """
 
     instance_id: str
     lease_ms: int
     storage_uri: str
     lineage: str = ""
+    scale_down_timeout_ms: int = 0
 
 
 class WantedJob(msgspec.Struct, frozen=True):

@@ -47,6 +47,7 @@ class Settings(BaseSettings):
     max_busy_ms: int = Field(default=10_000, ge=6_000)  # more than expressions may take, see expressions.session
     tick_ms: int = Field(default=250, ge=50)
     initial_rebalance_delay_ms: int = Field(default=1_000, ge=0)  # how long a job's first slot waits for the others
+    scale_down_timeout_ms: int = Field(default=60_000, ge=0)  # how long tasks of a leaving instance may wait for copies
     collect_every_ms: int = Field(default=60_000, ge=100)
     delete_delay_ms: int = Field(default=3_600_000, ge=0)
     pending_ttl_ms: int = Field(default=3_600_000, ge=1_000)

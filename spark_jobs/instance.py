@@ -264,13 +264,16 @@ class Instance:
     # ------------------------------------------------------------ the end
 
     def _drain(self) -> None:
-        """Slots commit what they run and leave; the instance leaves when they have, or after DRAIN_S."""
+        """Slots hand their tasks to others, as far as the API lets them wait for that, commit and leave; the instance
+        leaves when they have, or DRAIN_S later.
+        """
         with self._guard:
             jobs = list(self._jobs.values())
             for job in jobs:
                 job.let_go()
-        until = time.monotonic() + DRAIN_S
-        self._leave(drain=True)
+        member = self._member
+        waits_s = member.scale_down_timeout_ms / 1000 if self._leave(drain=True) and member is not None else 0.0
+        until = time.monotonic() + waits_s + DRAIN_S
         for job in jobs:
             job.join(max(0.0, until - time.monotonic()))
         with contextlib.suppress(Py4JError):  # a service manager may have told Spark to end, too
@@ -278,13 +281,16 @@ class Instance:
         self._leave(drain=False)
         self._log.info("instance_left", was_drained=all(job.is_over for job in jobs))
 
-    def _leave(self, *, drain: bool) -> None:
+    def _leave(self, *, drain: bool) -> bool:
+        """Returns whether the API knows."""
         if self._member is None:
-            return
+            return False
         try:
             self._api.leave_instance(self._member.instance_id, self._incarnation, drain=drain)
         except (Unreachable, Refused) as error:
             self._log.warning("leave_failed", error=str(error))  # then the lease runs out
+            return False
+        return True
 
 
 class JobRun:

@@ -169,7 +169,8 @@ async def join_instance(request: Request, _: Instance) -> Response:
     fields, settings = msgspec.structs.asdict(body), state.settings
     row = await run_in_threadpool(state.catalog.write, coordinator.join_instance, **fields, lease_ms=settings.lease_ms)
     lineage = await run_in_threadpool(lambda: state.catalog.lineage)
-    return _answer(JoinedInstance(row.id, settings.lease_ms, settings.storage_uri, lineage))
+    how = (settings.lease_ms, settings.storage_uri, lineage, settings.scale_down_timeout_ms)
+    return _answer(JoinedInstance(row.id, *how))
 
 
 @router.post("/v1/instances/{instance:name}:heartbeat", responses=PROTOCOL, openapi_extra=takes(HeartbeatRequest))
@@ -193,7 +194,8 @@ async def leave_instance(request: Request, instance: str, _: Instance) -> Respon
     """Leave with all slots, or begin to: a draining instance leaves once more when its slots have left."""
     body = await read_struct(request, LEAVE)
     write, fields = request.state.catalog.write, msgspec.structs.asdict(body)
-    await run_in_threadpool(write, coordinator.leave_instance, instance, **fields)
+    timeout_ms = request.state.settings.scale_down_timeout_ms
+    await run_in_threadpool(write, coordinator.leave_instance, instance, **fields, scale_down_timeout_ms=timeout_ms)
     return Response(status_code=204)
 
 
@@ -239,7 +241,7 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
     """Ask what to do: answers at once when there is work or the owned tasks differ, else when that changes."""
     body, state = await read_struct(request, POLL), request.state
     until = _deadline(body.timeout_ms, state.settings.lease_ms)
-    asked = (instance, msgspec.structs.replace(body, timeout_ms=0))
+    asked, asked_s = (instance, msgspec.structs.replace(body, timeout_ms=0)), time.monotonic()
     while True:
         seen = state.hub.seen
         found = state.quiet_polls.kept(slot, asked)
@@ -252,6 +254,8 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
                 instance_id=instance,
                 known=body.spec_sha256,
                 known_version=body.job_version,
+                copies=body.copies,
+                waited_ms=round(1000 * (time.monotonic() - asked_s)),
             )
             state.quiet_polls.keep(slot, asked, found, seen)
         left = until - time.monotonic()

@@ -13,7 +13,7 @@ from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.inputs import TaskInput, inputs_of_job, lags
-from service.catalog.replicas import BACKLOG, IS_ACTIVE, RESTORING
+from service.catalog.replicas import BACKLOG, IS_ACTIVE, NOT_SHOWN
 from service.catalog.tables import (
     JobRow,
     JobStreamRow,
@@ -93,7 +93,7 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         state != BACKLOG
         and not has_backlog
         and next_version is None
-        and (end == 0 or (state != RESTORING and (applied or {}).get(store_id, 0) >= end))
+        and (end == 0 or (state not in NOT_SHOWN and (applied or {}).get(store_id, 0) >= end))
         for state, has_backlog, applied, store_id, end, next_version in s.execute(changelogs)
     )
 

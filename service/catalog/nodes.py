@@ -6,10 +6,13 @@ it gets its id.
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import delete, exists, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import InstanceRow, NodeRow, SlotRow
+from service.catalog.replicas import ACTIVE
+from service.catalog.tables import InstanceRow, NodeRow, ReplicaRow, SlotRow
 from service.protocol import NodeRef
 from service.streams.errors import NodeElsewhere
 
@@ -33,6 +36,26 @@ def join_node(s: Session, node: NodeRef | None, instance: InstanceRow, at_ms: in
     row.tags = {**instance.tags, HOST: place.host}
     s.flush()
     return place.id
+
+
+def nodes_by_id(s: Session, node_ids: Sequence[str]) -> dict[str, NodeRow]:
+    """Node id → row, of those that there are."""
+    return {row.id: row for row in s.scalars(select(NodeRow).where(NodeRow.id.in_(node_ids)))}
+
+
+def note_seen(s: Session, node_ids: Collection[str], at_ms: int) -> None:
+    """Nodes were in use until now."""
+    if node_ids:
+        s.execute(update(NodeRow).where(NodeRow.id.in_(node_ids)).values(seen_ms=at_ms))
+
+
+def forget_unseen(s: Session, before_ms: int) -> None:
+    """Forget nodes that nobody has used since, with the copies on them."""
+    is_in_use = exists().where(SlotRow.node_id == NodeRow.id, SlotRow.state == "live")
+    unseen = s.scalars(select(NodeRow.id).where(NodeRow.seen_ms < before_ms, ~is_in_use)).all()
+    if unseen:
+        s.execute(delete(ReplicaRow).where(ReplicaRow.node_id.in_(unseen), ReplicaRow.role != ACTIVE))
+        s.execute(delete(NodeRow).where(NodeRow.id.in_(unseen)))
 
 
 def _is_in_use(s: Session, node_id: str) -> bool:

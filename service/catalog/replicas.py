@@ -5,6 +5,7 @@ slot or of what it runs. It refuses to know who should own what (`service.coordi
 
 role      `active`: its slot runs the task; `standby`, `warm-up`: its slot only follows the changelogs
 state     `restoring`: not known to be at the ends of its changelogs since its slot has it; `running`: it was there;
+          `warm`: it was there when its slot was given the task, and has not been shown since;
           `backlog`: it is there, and the task's operators still have output of what they have read
 """
 
@@ -17,13 +18,16 @@ from typing import Final, NamedTuple
 from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
-from service.catalog.engine import progress_topic, wake
-from service.catalog.tables import ReplicaRow, SlotRow, TaskRow
+from service.catalog.engine import now_ms, progress_topic, wake
+from service.catalog.tables import PartitionRow, ReplicaRow, SlotRow, StoreRow, TaskRow
 
 ACTIVE: Final = "active"
 STANDBY: Final = "standby"
-RESTORING, RUNNING, BACKLOG = "restoring", "running", "backlog"
+WARM_UP: Final = "warm-up"
+RESTORING, WARM, RUNNING, BACKLOG = "restoring", "warm", "running", "backlog"
+NOT_SHOWN: Final = (RESTORING, WARM)
 
+OUT_OF_TOUCH: Final = 10_000  # records, beyond twice what is acceptable
 IS_ACTIVE = (ReplicaRow.task_id == TaskRow.id) & (ReplicaRow.role == ACTIVE)  # how a task joins its active copy
 HAS_OWNER = exists().where(IS_ACTIVE, ReplicaRow.slot_id.is_not(None))
 FRESH: Final = {"populate_existing": True}  # what was read before the lock is old
@@ -84,8 +88,27 @@ class Holding:
                 former.role = STANDBY
                 s.flush()  # before there is another active copy
             here = self.copy_on(s, slot.node_id)
-            here.role, here.state, here.slot_id = ACTIVE, RESTORING, slot.id
+            is_warm = here.role != ACTIVE and here.slot_id is not None and here.state == RUNNING
+            here.role, here.state, here.slot_id = ACTIVE, WARM if is_warm else RESTORING, slot.id
         self._begin_epoch(at_ms)
+
+    def keeper_on(self, node_id: str) -> str | None:
+        """The slot that keeps its copy on a node, if one does."""
+        copy = self.copies.get(node_id)
+        return None if copy is None else copy.slot_id
+
+    def is_active_on(self, node_id: str) -> bool:
+        """Whether its active copy is on that node."""
+        return self.active is not None and self.active.node_id == node_id
+
+    def keep(self, s: Session, node_id: str, role: str, slot_id: str) -> bool:
+        """Have a slot keep a copy beside the active one. Returns whether that is news."""
+        copy = self.copy_on(s, node_id)
+        is_news = (copy.role, copy.slot_id) != (role, slot_id)
+        if copy.slot_id != slot_id:
+            copy.state = RESTORING
+        copy.role, copy.slot_id = role, slot_id
+        return is_news
 
     def copy_on(self, s: Session, node_id: str) -> ReplicaRow:
         """Its copy on a node; where there is none one that begins, which is to be given a role."""
@@ -97,7 +120,7 @@ class Holding:
     def renew(self, at_ms: int) -> None:
         """Let its owner, if there is one, begin anew: what that has under way is void, and it has its copy to show."""
         if self.active is not None:
-            self.active.state, self.active.applied = RESTORING, {}
+            self.active.state = RESTORING
         self._begin_epoch(at_ms)
 
     def _begin_epoch(self, at_ms: int) -> None:
@@ -151,20 +174,71 @@ def is_news(state: str, applied: Mapping[str, int], report: Report) -> bool:
 def note_report(s: Session, task: TaskRow, copy: ReplicaRow, report: Report) -> None:
     """Keep how far a copy of a locked task is."""
     if is_news(copy.state, copy.applied, report):
-        copy.applied = {**copy.applied, **report.applied}
+        _go_on(copy, report.applied, now_ms(s))
         copy.state = _state_after(copy.state, report)
         wake(s, progress_topic(task.job_id))
+
+
+def changelog_ends(s: Session, job_id: str) -> dict[str, dict[str, int]]:
+    """Task id → store id → the end of its changelog, of the tasks of a job that have stores."""
+    query = (
+        select(TaskRow.id, StoreRow.id, PartitionRow.end_offset)
+        .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
+        .join(
+            PartitionRow,
+            (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
+        )
+        .where(TaskRow.job_id == job_id, StoreRow.is_removed.is_(False))
+    )
+    found: dict[str, dict[str, int]] = {}
+    for task_id, store_id, end in s.execute(query):
+        found.setdefault(task_id, {})[store_id] = end
+    return found
+
+
+def lag_of(copy: ReplicaRow, ends: Mapping[str, int]) -> int:
+    """Records that a copy is behind, by what was last reported of it; `ends`: store id → end."""
+    return behind(copy.applied, ends)
+
+
+def behind(applied: Mapping[str, int], ends: Mapping[str, int]) -> int:
+    """Records between positions and ends, both by store id."""
+    return sum(max(0, end - applied.get(store_id, 0)) for store_id, end in ends.items())
+
+
+def state_of_copy(state: str, lag: int, acceptable: int) -> str:
+    """What a copy that a slot follows becomes at a lag: running once that is acceptable, restoring again only where it
+    fell far behind.
+    """
+    if lag <= acceptable:
+        return RUNNING
+    return state if lag <= 2 * acceptable + OUT_OF_TOUCH else RESTORING
+
+
+def note_copy(copy: ReplicaRow, applied: Mapping[str, int], state: str, at_ms: int) -> None:
+    """Keep how far a copy of a locked task is that a slot follows, and what it is by that."""
+    _go_on(copy, applied, at_ms)
+    copy.state = state
+
+
+def _go_on(copy: ReplicaRow, applied: Mapping[str, int], at_ms: int) -> None:
+    """Note positions, and the rate at which they went further since the last ones (half of it the former rate)."""
+    after = {**copy.applied, **applied}
+    if copy.reported_ms is not None and at_ms > copy.reported_ms:
+        rate = (sum(after.values()) - sum(copy.applied.values())) * 1000 // (at_ms - copy.reported_ms)
+        copy.rate = max(0, rate if copy.rate is None else (rate + copy.rate) // 2)
+    copy.applied, copy.reported_ms = after, at_ms
 
 
 def _state_after(state: str, report: Report) -> str:
     if report.has_backlog:
         return BACKLOG
-    return RUNNING if report.is_restored or state != RESTORING else RESTORING
+    return state if state in NOT_SHOWN and not report.is_restored else RUNNING
 
 
 def note_commit(copy: ReplicaRow, applied: Mapping[str, int]) -> None:
     """A copy whose task commits was at the ends of its changelogs."""
-    if copy.state == RESTORING:
+    if copy.state in NOT_SHOWN:
         copy.state = RUNNING
     if applied:
         copy.applied = {**copy.applied, **applied}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
@@ -16,17 +17,19 @@ from sqlalchemy.orm import Session
 from service.catalog import replays
 from service.catalog.adoptions import Adoptions
 from service.catalog.driver import Prepared
+from service.catalog.engine import Now
 from service.catalog.inputs import READ, TaskInput, inputs_of
 from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
-from service.catalog.replicas import ACTIVE
+from service.catalog.replicas import ACTIVE, behind
 from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
 from service.protocol import (
     Adoption,
     AdvanceReason,
     AssignedTask,
+    FollowedTask,
     InputHead,
     InputRange,
     JobToRun,
@@ -84,11 +87,41 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogEnd:
-    """A store of a task: its id, its name, and where its changelog ends."""
+    """A store of a task: its id, its name, the stream that is its changelog, and where that ends."""
 
     store_id: str
     store: str
     end: int
+    stream_id: str
+
+
+@dataclass(slots=True)
+class Followed:
+    """A copy that a slot keeps of a task that it does not run, as one poll sees it. `age_ms`: of what was last reported
+    (None: nothing was).
+    """
+
+    id: str
+    name: str
+    sub_topology: int
+    partition: int
+    role: Literal["standby", "warm-up"]
+    state: str
+    applied: Json
+    age_ms: int | None
+    changelogs: list[ChangelogEnd] = field(default_factory=list)
+
+    def lag(self, applied: Mapping[str, int]) -> int:
+        """Records that it is behind, with these positions."""
+        return behind(applied, {each.store_id: each.end for each in self.changelogs})
+
+
+@dataclass(frozen=True, slots=True)
+class Changelogs:
+    """Of a slot: task id → the changelogs of its stores, of the tasks that it runs; and the copies that it keeps."""
+
+    of_tasks: Mapping[str, Sequence[ChangelogEnd]]
+    followed: Sequence[Followed]
 
 
 _TASK = (
@@ -117,14 +150,16 @@ _ASSIGNED = Prepared(
     .order_by(TaskRow.sub_topology, TaskRow.partition, TaskInputRow.number)
 )
 _CHANGELOGS = Prepared(
-    select(TaskRow.id, StoreRow.id, StoreRow.name, PartitionRow.end_offset)
+    select(TaskRow.id, StoreRow.id, StoreRow.name, PartitionRow.end_offset, StoreRow.changelog_stream_id)
+    .add_columns(ReplicaRow.role, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, ReplicaRow.state)
+    .add_columns(ReplicaRow.applied, Now() - ReplicaRow.reported_ms)
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
     .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
     .join(
         PartitionRow,
         (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
     )
-    .where(ReplicaRow.slot_id == bindparam("slot_id"), ReplicaRow.role == ACTIVE, StoreRow.is_removed.is_(False))
+    .where(ReplicaRow.slot_id == bindparam("slot_id"), StoreRow.is_removed.is_(False))
 )
 
 
@@ -158,12 +193,35 @@ def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -
     return list(tasks.values())
 
 
-def changelogs_of(s: Session, slot_id: str) -> dict[str, list[ChangelogEnd]]:
-    """Task id → the changelogs of its stores, of the tasks of a slot that have any; one query."""
-    found: dict[str, list[ChangelogEnd]] = {}
-    for task_id, store_id, store, end in _CHANGELOGS.rows(s, slot_id=slot_id):
-        found.setdefault(task_id, []).append(ChangelogEnd(store_id, store, end))
-    return found
+def changelogs_of(s: Session, slot_id: str) -> Changelogs:
+    """The changelogs that a slot is to follow, of its tasks and of its other copies; one query."""
+    running: dict[str, list[ChangelogEnd]] = {}
+    followed: dict[str, Followed] = {}
+    for task_id, store_id, store, end, stream_id, role, *copy in _CHANGELOGS.rows(s, slot_id=slot_id):
+        changelog = ChangelogEnd(store_id, store, end, stream_id)
+        if role == ACTIVE:
+            running.setdefault(task_id, []).append(changelog)
+            continue
+        if task_id not in followed:
+            name, sub_topology, partition, *state = copy
+            followed[task_id] = Followed(task_id, name, sub_topology, partition, role, *state)
+        followed[task_id].changelogs.append(changelog)
+    return Changelogs(running, list(followed.values()))
+
+
+def describe_copies(followed: Iterable[Followed]) -> list[FollowedTask]:
+    """The copies that a slot is to keep, as a poll answers them."""
+    return [
+        FollowedTask(
+            each.id,
+            each.name,
+            each.sub_topology,
+            each.partition,
+            each.role,
+            {changelog.store: changelog.end for changelog in each.changelogs},
+        )
+        for each in followed
+    ]
 
 
 def adoptions_of(s: Session, job_id: str, tasks: Iterable[Assigned]) -> dict[str, Adoption]:

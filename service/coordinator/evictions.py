@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from service.catalog import job_changes
 from service.catalog.engine import Catalog, Now, now_ms
 from service.catalog.job_states import CHANGING, DRAINING, STAFFED, go_on_flushing, lock_job
+from service.catalog.nodes import forget_unseen
 from service.catalog.replicas import HAS_OWNER
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SlotRow, TaskRow
 from service.coordinator.changes import go_on_changing
@@ -23,6 +24,7 @@ from service.coordinator.ownership import end_slots, lock_slots, rebalance
 
 SEEN: Final = "coordinator_seen_ms"
 GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
+UNSEEN_NODES_KEPT_MS: Final = 7 * 24 * 3_600_000
 
 
 _IS_MARKED = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
@@ -40,6 +42,11 @@ def _stuck_jobs(before_ms: int | ColumnElement[int]) -> Select[str]:
     return select(JobRow.id).where(or_(is_stuck, is_drained)).order_by(JobRow.id)
 
 
+def _waiting_jobs(at_ms: int | ColumnElement[int]) -> Select[str]:
+    """Jobs that waited until now: for slots to join, for copies to catch up."""
+    return select(JobRow.id).where(JobRow.rebalance_at_ms <= at_ms, JobRow.state.in_(STAFFED)).order_by(JobRow.id)
+
+
 _DUE = select(
     Now(),
     select(MetaRow.value).where(MetaRow.name == SEEN).scalar_subquery(),
@@ -47,6 +54,7 @@ _DUE = select(
         exists().where(SlotRow.state == LIVE, SlotRow.lease_until_ms < Now()),
         exists().where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < Now()),
         _stuck_jobs(Now() - bindparam("initial_delay_ms", type_=BigInteger)).exists(),
+        _waiting_jobs(Now()).exists(),
         _CLOSED_STAGES.exists(),
     ),
     _CHANGING.exists(),
@@ -82,8 +90,11 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
     seen.value = str(at)
     evicted = _evict_instances(s, at) + _evict_slots(s, at)
     s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
+    forget_unseen(s, at - UNSEEN_NODES_KEPT_MS)
     for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
         rebalance(s, lock_job(s, job_id=job_id), "tasks had no owner")
+    for job_id in s.scalars(_waiting_jobs(at)).all():
+        rebalance(s, lock_job(s, job_id=job_id), "what was waited for is there, or late")
     for job_id in s.scalars(_CLOSED_STAGES).all():
         go_on_flushing(s, lock_job(s, job_id=job_id))
     for job_id in s.scalars(_CHANGING).all():

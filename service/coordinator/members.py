@@ -6,6 +6,7 @@ It knows who is there; it refuses to know who owns which task (`ownership`) and 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,9 +20,8 @@ from service.catalog.nodes import join_node
 from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, TaskRow
 from service.catalog.tasks import ids_of_job, job_to_run
 from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
-from service.coordinator.ownership import end_slots, members_of, rebalance, take_tasks
+from service.coordinator.ownership import end_slots, gather, members_of, rebalance, slots_on, take_tasks
 from service.protocol import JoinedSlot, NodeRef, WantedJob, WantedJobs
-from service.streams.assignment import sticky
 from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
 
 NO_DELAY_MS: Final = 0
@@ -82,10 +82,13 @@ def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> Wanted
     return answer
 
 
-def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: bool = False) -> None:
+def leave_instance(
+    s: Session, instance_id: str, *, incarnation: str, drain: bool = False, scale_down_timeout_ms: int = 0
+) -> None:
     """Let an instance go with its slots; leaving twice changes nothing.
 
-    With `drain` it only begins to leave: each slot hears of it in its next poll, commits and leaves.
+    With `drain` it only begins to leave: its tasks move to others, where a copy has to catch up first, after that has
+    done so. Each slot leaves once it has none left, or after `scale_down_timeout_ms`.
     """
     instance = s.get(InstanceRow, instance_id)
     if instance is None:
@@ -93,9 +96,8 @@ def leave_instance(s: Session, instance_id: str, *, incarnation: str, drain: boo
     if instance.incarnation != incarnation or instance.state not in PRESENT:
         return
     if drain:
-        instance.state = LEAVING
-        jobs = select(SlotRow.job_id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE).distinct()
-        wake(s, *(job_topic(job_id) for job_id in s.scalars(jobs)))
+        if instance.state == LIVE:
+            _begin_to_leave(s, instance, scale_down_timeout_ms)
     else:
         end_slots(s, slots_of(s, instance_id), "the instance left")
         instance.state = GONE
@@ -115,6 +117,16 @@ def lose_executors(s: Session, instance_id: str, *, incarnation: str, executors:
     return end_slots(s, slots, "an executor was lost") if slots else 0
 
 
+def _begin_to_leave(s: Session, instance: InstanceRow, timeout_ms: int) -> None:
+    of_it = select(SlotRow.job_id).where(SlotRow.instance_id == instance.id, SlotRow.state == LIVE).distinct()
+    jobs = [lock_job(s, job_id=job_id) for job_id in s.scalars(of_it.order_by(SlotRow.job_id)).all()]
+    instance.state, instance.leave_by_ms = LEAVING, now_ms(s) + timeout_ms
+    s.flush()
+    for job in jobs:
+        rebalance(s, job, "an instance leaves")
+        wake(s, job_topic(job.id))
+
+
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
@@ -130,12 +142,7 @@ def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[
 def _wanted_jobs(s: Session, cores: int) -> list[WantedJob]:
     """The jobs that want slots, and how many on an instance with this many cores."""
     rows = s.execute(_WANTED_JOBS)
-    return [WantedJob(i, name, _slots_on(cores, wanted, n)) for i, name, wanted, n in rows]
-
-
-def _slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
-    """How many slots of a job an instance runs."""
-    return min(parallelism or cores, tasks)
+    return [WantedJob(i, name, slots_on(cores, wanted, n)) for i, name, wanted, n in rows]
 
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
@@ -166,8 +173,8 @@ def join_slot(
 ) -> JoinedSlot:
     """Let a slot in, in the place of any with the same instance, job and index; answers what it needs to run.
 
-    For `initial_delay_ms` after the first slot of a job, those that are to follow keep their shares free (Kafka's
-    group.initial.rebalance.delay.ms), so that the first does not begin with what it has to give away. Joining again
+    For `initial_delay_ms` after the first slot that joins, those that are to follow are waited for (Kafka's
+    group.initial.rebalance.delay.ms): it is one round, and nobody begins with what it has to give away. Joining again
     under the same id gets the same answer. Raises UnknownJob, UnknownInstance, InstanceGone, IllegalTransition (the
     job wants no slots), NodeElsewhere.
     """
@@ -178,8 +185,9 @@ def join_slot(
     if slot is None:
         former = _admit(s, job, instance_id, slot_id, index, node, lease_ms)
         s.get_one(SlotRow, slot_id).executor = executor
-        reason = "a slot was started again" if former else "a slot joined"
-        rebalance(s, job, reason, _awaited(s, job, initial_delay_ms))
+        if initial_delay_ms and not former and _are_more_awaited(s, job):
+            gather(s, job, initial_delay_ms)
+        rebalance(s, job, "a slot was started again" if former else "a slot joined")
     return _describe_slot(s, job, slot_id, lease_ms)
 
 
@@ -212,18 +220,12 @@ def _admit(
     return former
 
 
-def _awaited(s: Session, job: JobRow, initial_delay_ms: int) -> list[sticky.Member]:
-    """The slots that should join within moments, as those of all live instances start together."""
-    members = members_of(s, job.id)
-    if now_ms(s) - members[0].joined_ms >= initial_delay_ms:
-        return []
-    there = {(slot.instance_id, slot.slot_index) for slot in members}
+def _are_more_awaited(s: Session, job: JobRow) -> bool:
+    """Whether a live instance has places for slots of a job that have not joined."""
+    there = Counter(slot.instance_id for slot in members_of(s, job.id))
     tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
-    live = s.execute(
-        select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE).order_by(InstanceRow.id)
-    )
-    places = [(at, index) for at, cores in live for index in range(_slots_on(cores, job.parallelism, tasks))]
-    return [sticky.Member(f"{at}/{index}", at) for at, index in places if (at, index) not in there]
+    live = s.execute(select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE))
+    return any(there[at] < slots_on(cores, job.parallelism, tasks) for at, cores in live)
 
 
 def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> JoinedSlot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from sqlalchemy import bindparam, exists, select
@@ -17,11 +18,20 @@ from service.catalog import commits as committing
 from service.catalog import idle_and_flush, job_changes
 from service.catalog.commits import lock_tasks_by_id
 from service.catalog.driver import Prepared
-from service.catalog.engine import Catalog, Now, job_topic, partition_topic, progress_topic, stream_topic
+from service.catalog.engine import Catalog, Now, job_topic, now_ms, partition_topic, progress_topic, stream_topic
 from service.catalog.job_states import CHANGING, STAFFED, WORKING, fail_job, go_on_flushing, lock_job
 from service.catalog.progress import JobProgress, Patience
-from service.catalog.replicas import Report, active_of, copies_of_slot, is_news, note_report
-from service.catalog.tables import InstanceRow, JobRow, Json, SkipRow, SlotRow, StreamRow, TaskRow
+from service.catalog.replicas import (
+    ACTIVE,
+    NOT_SHOWN,
+    Report,
+    active_of,
+    copies_of_slot,
+    is_news,
+    note_copy,
+    note_report,
+)
+from service.catalog.tables import InstanceRow, JobRow, Json, ReplicaRow, SkipRow, SlotRow, StreamRow, TaskRow
 from service.catalog.tasks import (
     Assigned,
     ChangelogEnd,
@@ -33,6 +43,7 @@ from service.catalog.tasks import (
     job_to_run,
 )
 from service.coordinator.changes import go_on_changing
+from service.coordinator.copies import COPY_PACE_MS, CopyReport, look_at_copies
 from service.coordinator.leases import (
     LEASE_OF_SLOT,
     LIVE,
@@ -42,9 +53,9 @@ from service.coordinator.leases import (
     require_own,
     require_same_instance,
 )
-from service.coordinator.ownership import hand_over
+from service.coordinator.ownership import hand_over, members_of, rebalance
 from service.faults import fault_point
-from service.protocol import HeldTask, PollAnswer, TaskCommit, Verdict
+from service.protocol import HeldCopy, HeldTask, PollAnswer, TaskCommit, Verdict
 from service.streams.errors import InstanceGone, StaleEpoch
 
 
@@ -65,7 +76,7 @@ _SLOT = Prepared(
     .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
     .add_columns(JobRow.max_repartition_bytes, JobRow.max_task_idle_ms, JobRow.flush, JobRow.read_to)
-    .add_columns(JobRow.spec_version)
+    .add_columns(JobRow.spec_version, JobRow.is_probing, InstanceRow.leave_by_ms - Now())
     .join(JobRow, JobRow.id == SlotRow.job_id)
     .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
     .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
@@ -80,25 +91,36 @@ def poll_slot(
     instance_id: str | None = None,
     known: str = "",
     known_version: int = 0,
+    copies: Sequence[HeldCopy] = (),
+    waited_ms: int = COPY_PACE_MS,
 ) -> PollOutcome:
-    """What a slot that holds these tasks should do next; `known`, `known_version`: the digest of the specification and
-    the version of the job that it runs by ("", 0: not said).
+    """What a slot that holds these tasks and copies should do next; `known`, `known_version`: the digest of the
+    specification and the version of the job that it runs by ("", 0: not said); `waited_ms`: since it asked.
 
     One read-only look of three queries, and two more per task with work; where tasks read more than one input, two
     about the whole job and one a repartition stream. A write comes only with something to write: a lease that is due,
     a task to hand over, a flush to take further, replicas that went further while there is nothing to run. Raises
     InstanceGone, UnknownSlot (it is another instance's).
     """
-    look = catalog.read(_look, slot_id, held, instance_id, known, known_version)
+    asked = _Asked(held, instance_id, known, known_version, copies, waited_ms)
+    look = catalog.read(_look, slot_id, asked)
     if look.is_lease_due and not look.is_write_due:
         catalog.write(_keep_lease, slot_id)
     if look.is_write_due:
-        more = {"is_stage_closed": look.is_stage_closed, "is_change_due": look.is_change_due}
-        catalog.write(_keep_slot, slot_id, look.reports, **more)
+        catalog.write(_keep_slot, slot_id, look)
         if look.is_change_due:
             fault_point("change.after")
-        look = catalog.read(_look, slot_id, held, instance_id, known, known_version)
+        look = catalog.read(_look, slot_id, asked)
     return look.outcome
+
+
+class _Asked(NamedTuple):
+    held: Sequence[HeldTask]
+    instance_id: str | None
+    known: str
+    known_version: int
+    copies: Sequence[HeldCopy]
+    waited_ms: int
 
 
 class _Look(NamedTuple):
@@ -108,6 +130,8 @@ class _Look(NamedTuple):
     reports: Mapping[str, Report]  # by task, of those that the slot holds under the epoch that the catalog holds
     is_stage_closed: bool = False
     is_change_due: bool = False
+    copies: Mapping[str, CopyReport] = MappingProxyType({})  # those that are to be written
+    is_probe_due: bool = False
 
 
 class _SlotNow(NamedTuple):
@@ -124,18 +148,19 @@ class _SlotNow(NamedTuple):
     has_skips: bool
     is_lease_due: bool
     patience: Patience | None  # of a job with tasks that read more than one input
+    is_probing: bool
+    leaves_in_ms: int | None  # of an instance that leaves: after so long its slots leave as they are
 
 
-def _look(
-    s: Session, slot_id: str, held: Sequence[HeldTask], instance_id: str | None, known: str, known_version: int
-) -> _Look:
-    now = _slot_now(s, slot_id)
-    require_same_instance(slot_id, now.instance_id, instance_id)
+def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
+    now, held = _slot_now(s, slot_id), asked.held
+    require_same_instance(slot_id, now.instance_id, asked.instance_id)
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
         return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, False, {})
     progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
     tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
+    copies = look_at_copies(s, now.job_id, changelogs.followed, asked.copies, asked.waited_ms)
     read = {(at.stream_id, at.partition) for task in tasks for at in task.inputs}
     topics |= {partition_topic(*at) if progress is None else stream_topic(at[0]) for at in read}
     staying = [task for task in tasks if task.target_slot_id is None]
@@ -148,7 +173,7 @@ def _look(
     described = describe(
         s,
         staying,
-        changelogs,
+        changelogs.of_tasks,
         to_advance.reasons,
         pausing.task_ids,
         adoptions,
@@ -157,24 +182,36 @@ def _look(
         has_skips=now.has_skips,
     )
     is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
-    is_known = known in {"", now.spec_sha256} and known_version in {0, now.spec_version}
+    is_known = asked.known in {"", now.spec_sha256} and asked.known_version in {0, now.spec_version}
     changed = None if is_known else job_to_run(s.get_one(JobRow, now.job_id))
-    is_ready = is_news or changed is not None or any(task.is_due for task in described)
-    again_ms = min((ms for ms in (to_advance.look_again_ms, pausing.look_again_ms) if ms is not None), default=None)
+    is_ready = is_news or changed is not None or copies.is_ready or any(task.is_due for task in described)
+    again_ms = _earliest(to_advance.look_again_ms, pausing.look_again_ms)
     if now.is_changing or (progress is not None and (pausing.task_ids or again_ms is not None)):
         topics.add(progress_topic(now.job_id))
+    again_ms, topics = _earliest(again_ms, copies.look_again_ms, now.leaves_in_ms), topics | copies.topics
     ids = ({}, {}) if changed is None else ids_of_job(s, now.job_id)
-    outcome = PollOutcome(PollAnswer("run", described, changed, *ids), is_ready, frozenset(topics), again_ms)
+    answer = PollAnswer("run", described, changed, *ids, copies=copies.described)
+    outcome = PollOutcome(answer, is_ready, frozenset(topics), again_ms)
     reports = {
-        task.id: _report(mine, changelogs.get(task.id, []))
+        task.id: _report(mine, changelogs.of_tasks.get(task.id, []))
         for task in tasks
         for mine in held
         if (mine.task, mine.epoch) == (task.id, task.epoch)
     }
     is_stage_closed = progress is not None and progress.is_stage_closed
     is_change_due = now.is_changing and job_changes.is_due(s, now.job_id)
-    is_write_due = is_stage_closed or is_change_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
-    return _Look(outcome, now.is_lease_due, is_write_due, reports, is_stage_closed, is_change_due)
+    is_probe_due = now.is_probing and (
+        any(each.has_caught_up for each in copies.reports.values())
+        or any(at.state in NOT_SHOWN and at.id in reports and reports[at.id].is_restored for at in tasks)
+    )
+    is_write_due = is_stage_closed or is_change_due or bool(copies.reports)
+    is_write_due = is_write_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
+    job_due = (is_stage_closed, is_change_due, copies.reports, is_probe_due)
+    return _Look(outcome, now.is_lease_due, is_write_due, reports, *job_due)
+
+
+def _earliest(*moments_ms: int | None) -> int | None:
+    return min((ms for ms in moments_ms if ms is not None), default=None)
 
 
 class _Pausing(NamedTuple):
@@ -207,8 +244,10 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     job_id, instance_id, job_state, instance_state, most, idle_ms, digest, has_skips, left_ms, lease_ms, *more = found[
         0
     ]
-    is_wanted, is_due = job_state in STAFFED and instance_state == LIVE, is_renewal_due(left_ms, lease_ms)
-    max_bytes, task_idle_ms, flush, read_to, version = more
+    is_due = is_renewal_due(left_ms, lease_ms)
+    max_bytes, task_idle_ms, flush, read_to, version, is_probing, leaves_in_ms = more
+    leaves_in_ms = None if instance_state == LIVE else leaves_in_ms or 0
+    is_wanted = job_state in STAFFED and (leaves_in_ms is None or (leaves_in_ms > 0 and _may_stay(s, job_id, slot_id)))
     idle_ms = None if job_state == CHANGING else idle_ms  # nothing is closed meanwhile, and nobody waits for that
     patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush, read_to)
     is_working, is_changing = job_state in WORKING, job_state == CHANGING
@@ -227,7 +266,15 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
         has_skips,
         is_due,
         patience,
+        bool(is_probing),
+        leaves_in_ms,
     )
+
+
+def _may_stay(s: Session, job_id: str, slot_id: str) -> bool:
+    """Whether a slot of an instance that leaves has a task that others can still take over."""
+    runs = select(ReplicaRow.task_id).where(ReplicaRow.slot_id == slot_id, ReplicaRow.role == ACTIVE).limit(1)
+    return s.execute(runs).first() is not None and bool(members_of(s, job_id))
 
 
 def _is_to_write(task: Assigned, report: Report | None) -> bool:
@@ -237,21 +284,14 @@ def _is_to_write(task: Assigned, report: Report | None) -> bool:
     return not task.has_work and report is not None and is_news(task.state, task.applied, report)
 
 
-def _keep_slot(
-    s: Session,
-    slot_id: str,
-    reports: Mapping[str, Report],
-    *,
-    is_stage_closed: bool = False,
-    is_change_due: bool = False,
-) -> None:
+def _keep_slot(s: Session, slot_id: str, look: _Look) -> None:
     """Write what a poll brought: hand-overs, lost ranges, a flush or change that goes on, positions of copies, the
-    lease.
+    lease. Where a copy has caught up that something waits for, the group is looked at anew.
     """
-    tasks = assigned_to(s, slot_id)
+    tasks, reports, job = assigned_to(s, slot_id), look.reports, None
     truncated = next((task for task in tasks if task.is_truncated), None)
     is_moving = any(task.target_slot_id is not None for task in tasks)
-    if truncated or is_moving or is_stage_closed or is_change_due:
+    if truncated or is_moving or look.is_stage_closed or look.is_change_due or look.is_probe_due:
         job = lock_job(s, job_id=s.scalars(select(SlotRow.job_id).where(SlotRow.id == slot_id)).one())
         if truncated:
             fail_job(s, job, _source_truncated(s, truncated))
@@ -260,12 +300,15 @@ def _keep_slot(
         go_on_flushing(s, job)
         go_on_changing(s, job)
     epochs = {task.id: task.epoch for task in tasks}
-    locked = lock_tasks_by_id(s, reports)
-    copies = copies_of_slot(s, slot_id, list(locked))
-    for task_id, copy in copies.items():
-        if locked[task_id].epoch == epochs.get(task_id):
+    locked = lock_tasks_by_id(s, {*reports, *look.copies})
+    for task_id, copy in copies_of_slot(s, slot_id, list(locked)).items():
+        if copy.role != ACTIVE and task_id in look.copies:
+            note_copy(copy, look.copies[task_id].applied, look.copies[task_id].state, now_ms(s))
+        elif task_id in reports and locked[task_id].epoch == epochs.get(task_id):
             note_report(s, locked[task_id], copy, reports[task_id])
     s.flush()
+    if job is not None and look.is_probe_due:
+        rebalance(s, job, "a copy has caught up")
     _keep_lease(s, slot_id)
 
 

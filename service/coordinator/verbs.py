@@ -86,7 +86,8 @@ def change_spec(
     who: str = "",
     details: Json | None = None,
 ) -> None:
-    """Give a locked job another specification; slots at work get it with their next poll. Raises StreamExists,
+    """Give a locked job another specification; slots at work get it with their next poll, and copies of its stores are
+    kept as it says. Raises StreamExists,
     IllegalTransition (it becomes another version).
 
     A slot that has not left a stopped or failed job yet is ended, so that it joins anew where the job goes on: there,
@@ -97,6 +98,7 @@ def change_spec(
     set_spec(s, job, spec, topology, reason=reason, who=who, details=details)
     s.flush()
     if job.state not in MAY_CHANGE:
+        rebalance(s, job, "the job was changed")
         return
     end_live_slots(s, job, "the job was changed")
 

@@ -205,6 +205,12 @@ def test_a_job_made_again_under_the_name_has_another_tag(api: httpx.Client) -> N
         ({"commit_interval_ms": 0.5}, "/commit_interval_ms"),
         ({"idle_close_after_ms": 0}, "/idle_close_after_ms"),
         ({"idle_close_after_ms": 2**63}, "/idle_close_after_ms"),
+        ({"standby_replicas": -1}, "/standby_replicas"),
+        ({"standby_replicas": 101}, "/standby_replicas"),
+        ({"standby_replicas": "1"}, "/standby_replicas"),
+        ({"acceptable_recovery_lag": None}, "/acceptable_recovery_lag"),
+        ({"max_warmup_replicas": 0}, "/max_warmup_replicas"),
+        ({"strategy": "rack"}, "/strategy"),
         ({"parallelism": 0}, "/parallelism"),
         ({"parallelism": 10_001}, "/parallelism"),
         ({"buffers": [{"max_records": 3}]}, "/buffers"),
@@ -253,6 +259,10 @@ WHILE_RUNNING: dict[str, Any] = {
     "max_batch_records": 7,
     "commit_interval_ms": 5,
     "idle_close_after_ms": 900,
+    "standby_replicas": 1,
+    "acceptable_recovery_lag": 5,
+    "max_warmup_replicas": 3,
+    "strategy": "sticky",
     "buffers": {"final": {"max_records": 50}},
 }
 STOPPED_FIRST = [{"on_error": "drop"}, {"keep_dropped": True}, {"parallelism": 1}]

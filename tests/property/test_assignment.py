@@ -151,6 +151,41 @@ def test_an_assignment_that_is_carried_out_moves_nothing(group):
     }
 
 
+@st.composite
+def groups_with_leavers(draw: st.DrawFn) -> Group:
+    """Any group, of which some nodes are leaving."""
+    group = draw(groups())
+    leaving = draw(st.sets(st.sampled_from([node.id for node in group.nodes]), max_size=len(group.nodes) - 1))
+    return replace(group, nodes=[replace(each, slots=0 if each.id in leaving else each.slots) for each in group.nodes])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(group=groups_with_leavers())
+def test_a_node_that_leaves_keeps_what_it_has_and_gets_nothing(strategy, group):
+    made, nodes = assign(group, strategy), {node.id: node for node in group.nodes}
+    assert set(made.active) == {task.id for task in group.tasks}
+    assert all(nodes[node].slots or task in nodes[node].running for task, node in made.active.items())
+    for task, where in [*made.standby.items(), *made.warm_up.items()]:
+        assert all(nodes[node].slots or task in {*nodes[node].running, *nodes[node].lags} for node in where)
+        assert made.active[task] not in where
+
+
+@given(groups_with_leavers())
+def test_in_the_end_nothing_runs_on_a_node_that_leaves(group):
+    group, made = settled(group)
+    slots = {node.id: node.slots for node in group.nodes}
+    used = [*made.active.values(), *(node for where in made.standby.values() for node in where)]
+    assert all(slots[node] for node in used)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(group=groups())
+def test_where_all_nodes_leave_everything_stays(strategy, group):
+    left = replace(group, nodes=[replace(node, slots=0) for node in group.nodes])
+    running = {task: node.id for node in group.nodes for task in node.running}
+    assert assign(left, strategy).active == running
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(group=groups(), random=st.randoms(use_true_random=False))
 def test_the_order_of_what_is_given_changes_nothing(strategy, group, random):

@@ -15,8 +15,12 @@ _STRATEGIES: Final[Mapping[Strategy, Callable[[Group], Assignment]]] = {
 
 
 def assign(group: Group, strategy: Strategy = "high_availability") -> Assignment:
-    """Every task on one node, its standbys on others, as many as there are nodes for; nothing without nodes.
+    """Every task on one node, its standbys on others, as many as there are nodes for. A node without slots is leaving:
+    it keeps what runs there until that can run elsewhere, and gets nothing. Where no node has slots, what runs stays.
 
     Equal groups get equal answers. Which slot of its node runs a task is a second step: `sticky.deal`.
     """
-    return _STRATEGIES[strategy](group) if group.nodes else Assignment({}, {}, {}, probing=False)
+    if any(node.slots for node in group.nodes):
+        return _STRATEGIES[strategy](group)
+    running = {task: node.id for node in group.nodes for task in node.running}
+    return Assignment({task.id: running[task.id] for task in group.tasks if task.id in running}, {}, {}, probing=False)

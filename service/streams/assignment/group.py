@@ -14,8 +14,9 @@ Strategy = Literal["high_availability", "sticky"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaNode:
-    """A place for copies: its slots, its tags, the stateful and stateless tasks that run here, and how many records
-    each other copy here is behind. Only what is running counts as such: a task that restores is a copy with a lag.
+    """A place for copies: its slots (none: it is leaving), its tags, the stateful and stateless tasks that run here,
+    and how many records each other copy here is behind. Only what is running counts as such: a task that restores is a
+    copy with a lag.
     """
 
     id: str
@@ -52,6 +53,11 @@ class Group:
     nodes: Sequence[ReplicaNode]
     tasks: Sequence[Task]
     settings: AssignmentSettings
+
+    @property
+    def open_nodes(self) -> Sequence[ReplicaNode]:
+        """Those that may get something."""
+        return [node for node in self.nodes if node.slots]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))

@@ -73,6 +73,11 @@ class _Situation:
         costs: Table = (_CATCH_UP + self.behind * (_LENGTH / self.length)).astype(np.int64)
         return costs
 
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Which nodes may get something: those that have slots."""
+        return np.array([node.slots > 0 for node in self.nodes], np.bool_)
+
 
 def assign(group: Group) -> Assignment:
     """See the module; `group` has a node."""
@@ -93,7 +98,7 @@ def assign(group: Group) -> Assignment:
 
 
 def _wanted(situation: _Situation) -> int:
-    return min(situation.settings.standby_replicas, len(situation.nodes) - 1)
+    return min(situation.settings.standby_replicas, int(situation.is_open.sum()) - 1)
 
 
 def _targets(s: _Situation) -> Table:
@@ -107,6 +112,7 @@ def _targets(s: _Situation) -> Table:
     is_owned = s.owners != ABSENT
     costs[s.is_caught_up] = np.broadcast_to(np.where(is_owned, _HAND_OVER, _HERE)[:, None], costs.shape)[s.is_caught_up]
     costs[is_owned, s.owners[is_owned]] = _HERE
+    costs[:, ~s.is_open] = placement.NEVER
     targets: Table = place(s.tasks, s.nodes, costs).argmax(axis=1).astype(np.int64)
     return targets
 
@@ -117,15 +123,15 @@ def _active(s: _Situation, targets: Table) -> Table:
     """
     rows = np.arange(len(s.tasks))
     active = np.where(s.is_caught_up[rows, targets], targets, s.owners)
-    slots = [node.slots for node in s.nodes]
+    slots, is_open = [node.slots for node in s.nodes], s.is_open
     load = np.bincount(active[active != ABSENT], minlength=len(slots))
     behind = s.behind
     for row in np.flatnonzero(active == ABSENT):
-        ready = np.flatnonzero(s.is_caught_up[row])
+        ready = np.flatnonzero(s.is_caught_up[row] & is_open)
         if len(ready):
             active[row] = min(ready, key=lambda node: (load[node] / slots[node], node))
         else:
-            active[row] = min(range(len(slots)), key=lambda node: (behind[row, node], node != targets[row], node))
+            active[row] = min(np.flatnonzero(is_open), key=lambda node: (behind[row, node], node != targets[row], node))
         load[active[row]] += 1
     return active
 
@@ -141,6 +147,7 @@ def _standbys(s: _Situation, targets: Table, active: Table) -> NDArray[np.bool_]
     costs[s.is_caught_up] = _HAND_OVER // 2
     costs[rows, active] = _HERE
     costs[rows, targets] = placement.NEVER
+    costs[:, ~s.is_open] = placement.NEVER
     return place(s.tasks, s.nodes, costs, wanted, s.settings.rack_tags, targets, by_sub_topology=False)
 
 
@@ -190,7 +197,7 @@ def _plan(s: _Situation, behind: Table, row: int, target: int, active: int, fina
     kept = ready + passing
     # What is missing anyway: where a copy is nearly there, though it will not stay, else where one will be.
     nearest = sorted(
-        [*built, *(node for node in others if acceptable < lag[node] <= near)],
+        [*built, *(node for node in others if acceptable < lag[node] <= near and s.nodes[node].slots)],
         key=lambda node: (behind[node], node in others, node != target, node),
     )
     for node in nearest[: wanted - len(kept)]:
@@ -208,5 +215,7 @@ def _stateless(group: Group) -> dict[str, str]:
     for column, node in enumerate(group.nodes):
         here = set(node.running)
         costs[[row for row, task in enumerate(tasks) if task.id in here], column] = _HERE
+        if not node.slots:
+            costs[:, column] = placement.NEVER
     chosen = place(tasks, group.nodes, costs).argmax(axis=1)
     return {task.id: group.nodes[node].id for task, node in zip(tasks, chosen, strict=True)}

@@ -25,10 +25,10 @@ def place(
 ) -> NDArray[np.bool_]:
     """Whether task t is placed on node m, as a table; each task on `copies` nodes, or as many as it may be on.
 
-    `tasks` by sub-topology. `costs[t, m]` >= 0, or `placement.NEVER`. First of all copies of a task share no domain of
-    `rack_tags` (the coarsest first; with the copy that is `beside`, a node for each task) where they need not; then
-    every node has its share of all, and of each sub-topology if asked, by its slots, rounded down or up; then costs are
-    least.
+    `tasks` by sub-topology. `costs[t, m]` >= 0, or `placement.NEVER`, as on every node without slots. First of all
+    copies of a task share no domain of `rack_tags` (the coarsest first; with the copy that is `beside`, a node for each
+    task) where they need not; then every node has its share of all, and of each sub-topology if asked, by its slots,
+    rounded down or up; then costs are least.
     """
     slots = np.array([node.slots for node in nodes], np.int64)
     sub_topologies = np.array([task.sub_topology if by_sub_topology else 0 for task in tasks], np.int64)
@@ -37,7 +37,7 @@ def place(
     even = totals[:, None] * slots
     floors, rest = even // slots.sum(), even % slots.sum()
     # The unit beyond the floor goes where it brings loads by slot nearer to each other: the gain in squares.
-    remainder = _REMAINDER * (slots.sum() * (slots + 1) - 2 * rest) // (slots.sum() * slots)
+    remainder = _REMAINDER * (slots.sum() * (slots + 1) - 2 * rest) // (slots.sum() * np.maximum(slots, 1))
     shares = np.stack([each.reshape(-1) for each in (floors, floors + (rest > 0), remainder)]).astype(np.int64)
     domains = _domains(nodes, rack_tags)
     counts = np.zeros((len(tasks), len(domains), len(nodes)), np.int64)

@@ -18,13 +18,13 @@ def assign(group: Group) -> Assignment:
     owner, then to a copy. Standbys go by the same last rule to nodes that have not the task.
     """
     active = _active(group)
-    wanted = min(group.settings.standby_replicas, len(group.nodes) - 1)
+    wanted = min(group.settings.standby_replicas, len(group.open_nodes) - 1)
     stateful = [task for task in group.tasks if task.is_stateful]
     load = Counter(active.values())
     standby: dict[str, list[str]] = {task.id: [] for task in stateful}
     for _ in range(wanted):
         for task in stateful:
-            free = [node for node in group.nodes if node.id not in {active[task.id], *standby[task.id]}]
+            free = [node for node in group.open_nodes if node.id not in {active[task.id], *standby[task.id]}]
             chosen = _least_loaded(free, load, task)
             standby[task.id].append(chosen.id)
             load[chosen.id] += 1
@@ -49,7 +49,7 @@ def _active(group: Group) -> dict[str, str]:
         give(task, sorted(copies, key=lambda node: (node.lags[task.id], node.id)))
     for task in group.tasks:  # by sub-topology
         if task.id not in active:
-            active[task.id] = _least_loaded(group.nodes, load, task).id
+            active[task.id] = _least_loaded(group.open_nodes, load, task).id
             load[active[task.id]] += 1
     return {task.id: active[task.id] for task in group.tasks}
 

@@ -1,5 +1,5 @@
-"""What of a job may change while its stores stay: how much it takes at once, how often, how full its buffers get, what
-becomes of records that fail or are dropped.
+"""What of a job may change while its stores stay: how much it takes at once, how often, how full its buffers get, where
+copies of its stores are kept, what becomes of records that fail or are dropped.
 
 It knows the fields that never change what stored state means, and which of them slots at work take over; it refuses to
 know what the job's state is.
@@ -11,12 +11,13 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from service.streams.assignment.group import Strategy
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators.fields import Duration, OperatorName, Spec, absent_stays
 from service.streams.operators.step import OnError
 from service.streams.operators.suppress import BufferSpec, SuppressSpec
 from service.streams.topology.complaints import complaints, pointer, validated
-from service.streams.topology.spec import MAX_OPERATORS, BatchRecords, IdleTime, JobSpec, Parallelism
+from service.streams.topology.spec import MAX_OPERATORS, BatchRecords, IdleTime, JobSpec, Parallelism, Standbys, WarmUps
 
 # What no slot at work takes over: who runs the job, what becomes of records that fail, which streams there are.
 _STOPPED_FIRST: Final = frozenset({"parallelism", "keep_dropped", "on_error"})
@@ -34,6 +35,10 @@ class JobChange(Spec):
 
     model_config = ConfigDict(json_schema_extra=absent_stays)
 
+    standby_replicas: Standbys = 0
+    acceptable_recovery_lag: Duration = 10_000
+    max_warmup_replicas: WarmUps = 2
+    strategy: Strategy | None = None
     parallelism: Annotated[Parallelism | None, Field(description=_STOPPED)] = None
     max_batch_records: BatchRecords = 500_000
     commit_interval_ms: Duration = 100

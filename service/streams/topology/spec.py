@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag
 
+from service.streams.assignment.group import Strategy
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators import AnyOperator
 from service.streams.operators.fields import (
@@ -33,9 +34,10 @@ MAX_SOURCES = 32
 MAX_SINKS = 32
 MAX_BATCH_RECORDS = 10_000_000
 SOURCE = "source"  # what operators and sinks come after that get the records as they are read
-RESERVED = "Reserved: has no effect yet."
 
 BatchRecords = Annotated[int, Field(ge=1, le=MAX_BATCH_RECORDS)]
+Standbys = Annotated[int, Field(ge=0, le=100)]
+WarmUps = Annotated[int, Field(ge=1, le=10_000)]
 Parallelism = Annotated[int, Field(ge=1, le=10_000)]
 IdleTime = Annotated[int, Field(ge=1, le=MAX_INT64)]
 
@@ -86,9 +88,22 @@ class JobSpec(Spec):
         Sink | None,
         Field(description="Where results go; a stream that is not there is made. Absent: the job only keeps stores."),
     ] = None
-    standby_replicas: Annotated[int, Field(ge=0, le=0, description="Standby replicas are not available yet: 0.")] = 0
-    acceptable_recovery_lag: Annotated[Duration, Field(description=RESERVED)] = 10_000
-    max_warmup_replicas: Annotated[int, Field(ge=1, le=10_000, description=RESERVED)] = 2
+    standby_replicas: Annotated[
+        Standbys, Field(description="Copies of each task's stores on other nodes, as many as there are nodes for.")
+    ] = 0
+    acceptable_recovery_lag: Annotated[
+        Duration, Field(description="How many records a copy may be behind for a task to move to it.")
+    ] = 10_000
+    max_warmup_replicas: Annotated[
+        WarmUps, Field(description="Copies beyond the standbys, of all tasks, that catch up at a time.")
+    ] = 2
+    strategy: Annotated[
+        Strategy | None,
+        Field(
+            exclude_if=is_absent,
+            description="Absent or `high_availability`: a task moves once its copy has caught up. `sticky`: at once.",
+        ),
+    ] = None
     max_task_idle_ms: Annotated[
         Duration,
         Field(description="How long a task waits for a source partition that is read to its end before it goes on."),

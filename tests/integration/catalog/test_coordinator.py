@@ -472,7 +472,7 @@ def test_the_first_slot_leaves_their_shares_to_those_that_are_to_follow(catalog:
     assert first.names() == ["0_0", "0_2"]
     second = slot(catalog, instance, job, index=1, initial_delay_ms=60_000)
     assert (first.names(), second.names()) == (["0_0", "0_2"], ["0_1", "0_3"])
-    assert len(reasons(catalog, job)) == 2
+    assert len(reasons(catalog, job)) == 1
 
 
 def test_slots_of_other_instances_are_waited_for_too_but_not_on_dead_ones(catalog: Catalog, job: JobRow) -> None:
@@ -487,8 +487,10 @@ def test_what_is_kept_free_in_vain_is_given_out(catalog: Catalog, job: JobRow) -
     tick(catalog)
     only = slot(catalog, join(catalog, cores=2), job, initial_delay_ms=60_000)
     assert len(only.names()) == 2
-    tick(catalog, initial_delay_ms=0)
+    catalog.write(lambda s: s.execute(update(JobRow).values(rebalance_at_ms=1)))  # the time is over
+    tick(catalog, initial_delay_ms=60_000)
     assert len(only.names()) == 4
+    assert len(reasons(catalog, job)) == 1
 
 
 def test_nobody_is_waited_for_once_a_slot_has_been_there_for_a_while(catalog: Catalog, job: JobRow) -> None:

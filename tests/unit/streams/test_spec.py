@@ -111,9 +111,10 @@ def test_stream_names_follow_their_rule(name):
 @pytest.mark.parametrize(
     ("field", "bad"),
     [
-        ("standby_replicas", [-1, 1, "1", True, 1.0, None, 2**63]),
+        ("standby_replicas", [-1, 101, "1", True, 1.0, None, 2**63]),
         ("acceptable_recovery_lag", [-1, "1", True, None, 2**63]),
         ("max_warmup_replicas", [0, "1", True]),
+        ("strategy", ["rack", "", 1, True, ["sticky"]]),
         ("max_task_idle_ms", [-1, 0.5, 2**63]),
         ("parallelism", [0, "2", True]),
         ("max_batch_records", [0, 10_000_001, "5"]),
