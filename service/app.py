@@ -32,6 +32,7 @@ from service.api import (
     simulations,
     stores,
     streams,
+    tails,
     time_resets,
     tokens,
 )
@@ -49,6 +50,7 @@ from service.ingest import AppendBuffer
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.loops import Loop, Loops
 from service.notify import Hub
+from service.reads.tails import Tails
 from service.settings import Settings
 from service.simulate.processes import Simulations
 from service.storage.in_place import ReplicasInPlace
@@ -75,6 +77,7 @@ class State(TypedDict):
     key_pages: KeyPages
     simulations: Simulations
     quiet_polls: coordinator.QuietPolls
+    tails: Tails
 
 
 class Service(FastAPI):
@@ -142,6 +145,7 @@ def create_app(settings: Settings) -> Service:
         streams,
         appends,
         reads,
+        tails,
         job_copies,
         job_creation,
         simulations,
@@ -201,6 +205,7 @@ def _open(settings: Settings) -> State:
         key_pages=KeyPages(),
         simulations=Simulations(),
         quiet_polls=quiet_polls,
+        tails=Tails(catalog, storage, hub),
     )
 
 

@@ -35,6 +35,8 @@ INGEST_BUFFERED_BYTES = Gauge(
     "millrace_ingest_buffered_bytes", "Bytes of posts of records that are not answered yet", registry=REGISTRY
 )
 COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"], registry=REGISTRY)
+TAILS = Gauge("millrace_tails", "Readers that follow a stream", registry=REGISTRY)
+TAIL_OVERRUNS = Counter("millrace_tail_overruns", "Tails that were ended because they were too slow", registry=REGISTRY)
 LOOP_FAILURES = Counter(
     "millrace_loop_failures", "Rounds of a background loop that failed", ["loop"], registry=REGISTRY
 )

@@ -79,6 +79,7 @@ def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Servin
         with ExitStack() as opened:
             yield Serving(embedded.url_of(listener), chosen, catalog, secrets, app, opened)
     finally:
+        app.state.hub.close()  # as `millrace api` ends: who waits or follows gets an end to it
         server.should_exit = True
         thread.join(30)
         loop.close()

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,22 +22,20 @@ from service.api.models import Cursor as PageCursor
 from service.api.models import WindowView
 from service.api.streams import NamedStream
 from service.auth import Reader
-from service.catalog import segments, start_positions, streams
+from service.catalog import streams
 from service.catalog.engine import partition_topic, stream_topic
 from service.catalog.tables import StreamRow
 from service.payloads import ARROW, JSON
 from service.payloads.answers import KeyEncoding, arrow_answer, json_answer
 from service.positions import Cursor, StreamCursor, cursor_of, opaque
 from service.problems import declared, refused
-from service.protocol import ChunkRange
 from service.reads.pages import Place, StreamPage, read_page
-from service.storage.segments import offsets_of, part_of
+from service.reads.places import MAX_OFFSET, offset_at
 from service.streams.errors import UnknownPartition
 
 router = router_of("streams")
 
 MAX_PAGE_RECORDS: Final = 100_000
-MAX_OFFSET: Final = 2**63 - 1
 MAX_WAIT_MS: Final = 60_000
 NEXT_HEADER: Final = "Millrace-Next"
 AT_END_HEADER: Final = "Millrace-At-End"
@@ -180,25 +177,11 @@ def _of_time(state: Any, stream: StreamRow, partitions: Sequence[int], begin: _B
         raise refused("invalid_request", "?from_timestamp", _ONE_OF_THEM)
     if stream.kind == "changelog":
         raise refused("invalid_request", "?from_timestamp", "the entries of a changelog have no timestamps")
-    return {each: _offset_at(state, stream, each, begin.from_timestamp or 0) for each in partitions}
+    timestamp = begin.from_timestamp or 0
+    return {each: offset_at(state.catalog, state.storage, stream.id, each, timestamp) for each in partitions}
 
 
 _ONE_OF_THEM: Final = "begin at a time, at an offset, or on from a cursor: one of them"
-
-
-def _offset_at(state: Any, stream: StreamRow, partition: int, timestamp: int) -> int:
-    wanted = state.catalog.read(_chunk_at, stream.id, partition, timestamp)
-    for chunk in wanted.chunks:
-        part = part_of(chunk, state.storage.read_chunk(chunk), wanted.start)
-        is_there = part.records.column("timestamp").to_numpy() >= timestamp
-        return int(offsets_of(part)[is_there.argmax()])
-    return int(wanted.end)
-
-
-def _chunk_at(s: Session, stream_id: str, partition: int, timestamp: int) -> ChunkRange:
-    """The first chunk that holds such a record, if any, and where the partition begins and ends."""
-    first = start_positions.chunk_at_timestamp(s, stream_id, partition, timestamp)
-    return segments.chunks_from(s, stream_id, partition, MAX_OFFSET if first is None else first, 1)
 
 
 # ---------------------------------------------------------------- where to read on

@@ -1,0 +1,125 @@
+"""A stream as Server-Sent Events: its records as they come.
+
+Knows where a tail begins, what it asks for, and when its caller may not read any more. Refuses to know how streams are
+followed (`service.reads.tails`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Query
+from fastapi.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.api.document import router_of
+from service.api.streams import NamedStream
+from service.auth import Reader, identify
+from service.catalog import streams
+from service.catalog.tables import PartitionRow, StreamRow
+from service.payloads.answers import KeyEncoding
+from service.positions import Cursor, Position, StreamCursor, cursor_of, position_of
+from service.problems import ProblemError, declared, refused
+from service.reads.places import offset_at
+from service.reads.tails import Place, TailedStream, Wanted
+from service.streams.errors import OffsetTruncated, UnknownPartition
+
+router = router_of("streams")
+
+EVENTS: Final = "text/event-stream"
+MAX_FOLLOW_MS: Final = 86_400_000
+FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or the position of a post"
+
+
+@router.get(
+    "/v1/streams/{stream:name}/tail",
+    responses={
+        200: {
+            "description": "Events: `data` is a record as pages show it, `id` the cursor behind it. A heartbeat, a "
+            "comment with an `id`, where nothing comes for 15 s. `event: overrun` ends a tail that is too slow, says "
+            "where to go on; `event: error` ends one that can not go on, and says why.",
+            "content": {EVENTS: {"schema": {"type": "string"}}},
+        },
+        **declared(401, 403, 404, 410, 422, 503),
+    },
+)
+async def tail_stream(
+    request: Request,
+    stream: NamedStream,
+    _: Reader,
+    begin: Annotated[str, Query(alias="from", max_length=10_000, description=f"Where to begin: {FROM}.")] = "latest",
+    partition: Annotated[int | None, Query(ge=0, description="Records of this one alone.")] = None,
+    key: Annotated[str | None, Query(max_length=100_000, description="Records with this key alone.")] = None,
+    key_encoding: Annotated[
+        KeyEncoding, Query(description="How keys are shown; those of changelogs are always base64.")
+    ] = "utf8",
+    timeout_ms: Annotated[
+        int | None, Query(ge=0, le=MAX_FOLLOW_MS, description="How long to follow; for ever when absent.")
+    ] = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=10_000, description="The last `id` that was seen; it counts before `from`.")
+    ] = None,
+) -> Response:
+    """Follow a stream: each record once, in order within its partition, also those that come from now on.
+
+    Who comes back with the last `id` in `Last-Event-ID`, as browsers do, misses nothing and gets nothing twice.
+    """
+    state = request.state
+    until_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+    found, place = await run_in_threadpool(_place, state, stream, begin, last_event_id)
+    if partition is not None and partition >= found.partitions:
+        raise UnknownPartition(f"{found.name}/{partition}")
+    encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
+    followed = TailedStream(found.id, state.catalog.lineage, encoding)
+    wanted = Wanted(partition, None if key is None else key.encode())
+
+    async def is_allowed() -> bool:
+        try:
+            await identify(request)
+        except ProblemError:
+            return False
+        return True
+
+    events = state.tails.follow(followed, place, wanted, is_allowed, until_s=until_s)
+    return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+
+def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tuple[StreamRow, Place]:
+    """The stream, and an offset of each of its partitions. Raises OffsetTruncated."""
+    stream: StreamRow = state.catalog.read(streams.get_stream, name)
+    bounds: list[PartitionRow] = state.catalog.read(streams.partitions_of, stream.id)
+    if last_event_id is not None:
+        return stream, _of_cursor(stream, state.catalog.lineage, bounds, last_event_id, "Last-Event-ID:")
+    if begin in {"latest", "earliest"}:
+        return stream, {at.partition: at.end_offset if begin == "latest" else at.start_offset for at in bounds}
+    if begin.isascii() and begin.isdigit() and len(begin) <= 18:
+        if stream.kind == "changelog":
+            raise refused("invalid_request", "?from", "the entries of a changelog have no timestamps")
+        first = partial(offset_at, state.catalog, state.storage, stream.id, timestamp=int(begin))
+        return stream, {at.partition: first(at.partition) for at in bounds}
+    return stream, _of_cursor(stream, state.catalog.lineage, bounds, begin, "?from")
+
+
+def _of_cursor(stream: StreamRow, lineage: str, bounds: list[PartitionRow], text: str, pointer: str) -> Place:
+    """Of partitions that it does not name: the end."""
+    found = cursor_of(text) or position_of(text)
+    if found is None or found.stream != stream.id or found.lineage != lineage:
+        raise refused("invalid_cursor", pointer, f"it is no place in the stream {stream.name!r}: {FROM}")
+    said = _offsets(found)
+    for at in bounds:
+        if said.get(at.partition, at.start_offset) < at.start_offset:
+            raise OffsetTruncated(at.start_offset)
+    return {at.partition: said.get(at.partition, at.end_offset) for at in bounds}
+
+
+def _offsets(found: Cursor | StreamCursor | Position) -> Place:
+    if isinstance(found, Cursor):
+        return {found.partition: found.offset}
+    if isinstance(found, StreamCursor):
+        return dict(enumerate(found.offsets))
+    return {int(partition): offset for partition, offset in found.offsets.items()}
