@@ -26,7 +26,7 @@ from service.payloads.answers import KeyEncoding
 from service.positions import Cursor, Position, StreamCursor, cursor_of, position_of
 from service.problems import ProblemError, declared, refused
 from service.reads.places import offset_at
-from service.reads.tails import Place, TailedStream, Wanted
+from service.reads.tails import Place, TailedRecords, TailedStream
 from service.streams.errors import OffsetTruncated, UnknownPartition
 
 router = router_of("streams")
@@ -76,7 +76,7 @@ async def tail_stream(
         raise UnknownPartition(f"{found.name}/{partition}")
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
     followed = TailedStream(found.id, state.catalog.lineage, encoding)
-    wanted = Wanted(partition, None if key is None else key.encode())
+    wanted = TailedRecords(partition, None if key is None else key.encode())
 
     async def is_allowed() -> bool:
         try:

@@ -68,7 +68,7 @@ class RecordEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TailedRecords:
     """Which records a tail is for; None: any."""
 
     partition: int | None = None
@@ -92,7 +92,7 @@ class Tails:
         self._feeds: dict[TailedStream, _Feed] = {}
 
     async def follow(
-        self, stream: TailedStream, place: Place, wanted: Wanted, is_allowed: IsAllowed, *, until_s: float
+        self, stream: TailedStream, place: Place, wanted: TailedRecords, is_allowed: IsAllowed, *, until_s: float
     ) -> AsyncIterator[bytes]:
         """Events of a stream from a place on, until that moment (monotonic), the end of the service, of the stream or
         of the right to read it.
@@ -231,7 +231,7 @@ class _Tail:
 
     stream: TailedStream
     place: Place
-    wanted: Wanted
+    wanted: TailedRecords
     _pending: deque[tuple[bytes, Place]] = field(default_factory=deque)
     _pending_bytes: int = 0
     _ahead: Place = field(default_factory=dict)  # partitions in which it has read further than its feed
