@@ -21,13 +21,14 @@ from starlette.responses import Response
 from service import coordinator
 from service.api.bodies import UNCHANGED, answer, expected_etag, read_json, tagged
 from service.api.document import router_of, takes
-from service.api.job_creation import EXAMPLE
-from service.api.job_views import JobView, find_job_view, require_tag, tagged_job
+from service.api.job_creation import EXAMPLE, CreatedJobView
+from service.api.job_views import find_job_view, require_tag, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row
 from service.auth import Reader, Writer
 from service.catalog import job_changes, job_creation, job_states, job_versions, jobs
 from service.catalog.job_changes import BufferBound
+from service.catalog.shared_sinks import shared_sinks
 from service.catalog.tables import JobRow, JobVersionRow, TaskRow
 from service.faults import fault_point
 from service.positions import RowCursor, opaque
@@ -92,6 +93,9 @@ class ChangeVerdictView(BaseModel):
     operators: list[OperatorVerdictView]
     sinks: list[SinkVerdictView]
     errors: Annotated[list[ProblemItemView], Field(description="Why it is not possible, each with a way out.")]
+    warnings: Annotated[
+        list[ProblemItemView], Field(description="Sinks it begins to write that others wrote or write.")
+    ]
 
 
 class JobVersionView(BaseModel):
@@ -115,8 +119,11 @@ class JobVersionSpecView(JobVersionView):
 
 
 CHANGED: dict[int | str, dict[str, Any]] = {
-    200: {"model": JobView | ChangeVerdictView, "description": "It is that version; or what it would mean (`dry_run`)"},
-    202: {"model": JobView, "description": "It becomes that version as soon as what is on its way is read"},
+    200: {
+        "model": CreatedJobView | ChangeVerdictView,
+        "description": "It is that version; or what it would mean (`dry_run`)",
+    },
+    202: {"model": CreatedJobView, "description": "It becomes that version as soon as what is on its way is read"},
     **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428),
 }
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")]
@@ -201,7 +208,7 @@ async def _ask(
     view = await run_in_threadpool(catalog.write, _change, job, tag, choose, who)
     fault_point("change.after")
     if waiting.wait:
-        view = await settled_job(request, job, waiting)
+        view = {**view, **await settled_job(request, job, waiting)}
     shown = tagged_job(request, view)
     shown.status_code = 202 if view["state"] == job_states.CHANGING else shown.status_code
     return shown
@@ -232,6 +239,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
         "operators": [asdict(each) for each in found.operators],
         "sinks": [asdict(each) for each in found.sinks],
         "errors": [asdict(each) for each in problems],
+        "warnings": [asdict(each) for each in shared_sinks(s, spec, job)],
     }
 
 
@@ -247,11 +255,13 @@ def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[s
     if found.problems:
         raise IncompatibleChange(found.problems)
     job_creation.require_user_sinks(s, spec)
+    warnings = [asdict(each) for each in shared_sinks(s, spec, job)]
     full = coordinator.change_version(s, job, job_changes.wanted(job, spec, found, who=who, **wanted._asdict()))
     if full:
         raise IncompatibleChange(_over(spec, wanted, found, full))
     s.flush()
-    return find_job_view(s, name)
+    view = find_job_view(s, name)
+    return {**view, "warnings": warnings} if warnings else view
 
 
 def _over(spec: JobSpec, wanted: _Wanted, found: versions.Comparison, full: Iterable[BufferBound]) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Sinks of a job to be made that others wrote or write: what comes out will lie among what is theirs.
+"""Sinks that a job is to write from now on and others wrote or write: what comes out will lie among what is theirs.
 
 It knows who writes a stream and how much it holds; it refuses to know what is in it.
 """
@@ -18,11 +18,14 @@ from service.streams.topology.spec import JobSpec
 MAX_NAMES = 5
 
 
-def shared_sinks(s: Session, spec: JobSpec) -> Iterator[Problem]:
-    """A problem for each sink that holds records, or that other jobs write; the job itself is not made yet."""
+def shared_sinks(s: Session, spec: JobSpec, job: JobRow | None = None) -> Iterator[Problem]:
+    """A problem for each sink that holds records, or that other jobs write. `job`: the one that becomes this, if it is
+    made already; what it writes now is its own.
+    """
+    own = set() if job is None else {sink.stream for sink in JobSpec.parse(job.spec).sinks}
     for i, sink in enumerate(spec.sinks):
         stream = find_stream(s, sink.stream)
-        if stream is None:
+        if stream is None or sink.stream in own:
             continue
         held = s.scalars(select(func.sum(PartitionRow.records)).where(PartitionRow.stream_id == stream.id)).one()
         writers = _writers(s, stream.id)

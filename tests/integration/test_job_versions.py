@@ -154,6 +154,21 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(api: httpx.Client) -> 
     assert api.get("/v1/streams/other").status_code == 404
 
 
+def test_sinks_that_others_write_are_warned_of_where_they_are_added(api: httpx.Client) -> None:
+    api.post(
+        "/v1/jobs", json={**JOB, "name": "other", "sink": [{"stream": "shared"}, {"stream": "out"}]}
+    ).raise_for_status()
+    body = {**JOB, "sink": [{"stream": name} for name in ("out", "shared", "own")]}
+    expected = [
+        {"pointer": "/sink/1/stream", "detail": "'shared' is written by 'other' too: results will lie among them"}
+    ]
+    dry = api.put(PATH, json=body, headers=tag_of(api), params={"dry_run": True})
+    assert dry.json()["warnings"] == expected
+    assert api.put(PATH, json=body, headers=tag_of(api)).json()["warnings"] == expected
+    again = api.put(PATH, json={**body, "operators": [graced(9), FINAL]}, headers=tag_of(api))
+    assert (again.status_code, "warnings" in again.json()) == (200, False)
+
+
 def test_a_store_follows_its_operator_and_a_removed_one_is_not_there(api: httpx.Client) -> None:
     answer = put(api, {**COUNT, "name": "m"}, renames={"n": "m"})
     assert answer.json()["stores"] == ["visits-m"]
