@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.running import Running
+from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests.chaos.conftest import Breakable
 from tests.driving import all_records, caught_up, make_stream, post
 
 pytestmark = pytest.mark.services
 
+SPREAD = {"op": "select_key", "key": "value->>'user'"}
+GATE = {"op": "filter", "where": "value->>'user' <> 'k0'"}
 HOUR, COUNT = 3_600_000, 50
 JOB = {"name": "job", "source": "in", "sink": "out", "commit_interval_ms": 0}
 
@@ -22,10 +25,10 @@ def once(hours: int) -> dict[str, Any]:
     return {"op": "deduplicate_by_key", "name": "once", "interval_ms": hours * HOUR}
 
 
-def change(running: Running) -> dict[str, Any]:
-    """Have the job remember for ten hours instead of one, unless it does already."""
+def change(running: Running, *before: dict[str, Any]) -> dict[str, Any]:
+    """Have the job remember for ten hours instead of one, behind these operators, unless it does already."""
     tag = running.client.get("/v1/jobs/job").raise_for_status().headers["ETag"]
-    body = {**JOB, "operators": [once(10)]}
+    body = {**JOB, "operators": [*before, once(10)]}
     found: dict[str, Any] = running.call("PUT", "/v1/jobs/job", json=body, headers={"If-Match": tag})
     return found
 
@@ -34,7 +37,7 @@ def post_at(running: Running, hours: float) -> None:
     """A record of each key at this time, and one of another key there."""
     at = round(hours * HOUR)
     keys = [*(f"k{i}" for i in range(COUNT)), f"at {hours}"]
-    post(running, "in", [{"key": key, "value": {}, "timestamp": at} for key in keys])
+    post(running, "in", [{"key": key, "value": {"user": key}, "timestamp": at} for key in keys])
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,38 @@ def test_a_kill_around_a_change_neither_loses_it_nor_makes_it_twice(breakable: B
     keys = [record["key"] for record in all_records(running, "out", 0)]
     each = [f"k{i}" for i in range(COUNT)]
     assert keys == [*each, "at 0", "at 5", *each, "at 16"]
+
+
+@pytest.mark.parametrize("point", ["change.before", "segment.after_write"])
+def test_a_kill_around_a_change_in_front_of_a_repartition_leaves_nothing_on_its_way(
+    breakable: Breakable, point: str
+) -> None:
+    """What was there when it was asked for is read by the version before, in both sub-topologies; then it is made."""
+    running = breakable.running
+    make_stream(running, "in", 2)
+    running.call("POST", "/v1/jobs", json={**JOB, "operators": [SPREAD, once(1)]})
+    caught_up(running, "job")
+    post_at(running, 0)
+    breakable.arm(point, 0)
+    with suppress(httpx.TransportError):
+        change(running, GATE, SPREAD)
+    breakable.wait_for_fault(point)
+    if point.startswith(("change", "commit")):
+        breakable.restart_when_dead()
+    wait_until(lambda: _is_changed(running), PATIENCE_S, "the change to be made")
+    versions = running.call("GET", "/v1/jobs/job/versions")["items"]
+    assert [version["version"] for version in versions] == [2, 1]
+    post_at(running, 5)
+    post_at(running, 16)
+    caught_up(running, "job")
+    keys = Counter(record["key"] for partition in (0, 1) for record in all_records(running, "out", partition))
+    once_each = {"k0": 1, "at 0": 1, "at 5": 1, "at 16": 1}
+    assert keys == {**{f"k{i}": 2 for i in range(1, COUNT)}, **once_each}
+
+
+def _is_changed(running: Running) -> bool:
+    """Whether it is the next version; asks for that where the kill came before the change was taken."""
+    found = running.call("GET", "/v1/jobs/job")
+    if found["spec_version"] == 1 and found["state"] != "changing":
+        found = change(running, GATE, SPREAD)
+    return bool(found["spec_version"] == 2)

@@ -1,4 +1,6 @@
-"""`:reset` and `:reset-time` over HTTP: refused with a pointer or the state, and through slots that run."""
+"""`:reset` and `:reset-time` over HTTP: refused with a pointer or the state, and through slots that run; and lookups of
+a job that becomes another version while it runs.
+"""
 
 from __future__ import annotations
 
@@ -331,3 +333,41 @@ def test_a_record_from_far_ahead_is_undone(where: str, request: pytest.FixtureRe
     assert seen() == [1_150]
     dropped = api.get("/v1/jobs/hit/dropped").json()["items"]
     assert {(each["operator"], each["reason"]): each["records"] for each in dropped}["n", "before_version"] == 1
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("where", ["replicas", "views"])
+def test_lookups_follow_an_interval_that_changes_while_the_job_runs(where: str, request: pytest.FixtureRequest) -> None:
+    """A longer one revives nothing, a shorter one hides at once: on the replica as in the view."""
+    api = request.getfixturevalue(where).client("writer")
+    api.post("/v1/streams", json={"name": "taps", "partitions": 1}).raise_for_status()
+    job = {"name": "tap", "source": "taps", "sink": "tap-out", "commit_interval_ms": 0}
+
+    def once(interval_ms: int) -> list[Json]:
+        return [{"op": "deduplicate_by_key", "name": "once", "interval_ms": interval_ms}]
+
+    def is_settled(version: int) -> bool:
+        found = api.get("/v1/jobs/tap", params={"wait": "caught_up", "timeout_ms": 30_000}).json()
+        return (found["state"], found["spec_version"], found["caught_up"]) == ("running", version, True)
+
+    def seen(version: int, key: str | None = None, time: int = 0) -> list[str]:
+        if key is not None:
+            body = {"records": [{"key": key, "value": {}, "timestamp": time}]}
+            api.post("/v1/streams/taps/records", json=body).raise_for_status()
+        wait_until(lambda: is_settled(version), 60, f"version {version} has read all")
+        return [item["key"] for item in api.get("/v1/stores/tap-once/keys").raise_for_status().json()["items"]]
+
+    def change(interval_ms: int) -> None:
+        tag = {"If-Match": api.get("/v1/jobs/tap").headers["ETag"]}
+        api.put("/v1/jobs/tap", json={**job, "operators": once(interval_ms)}, headers=tag).raise_for_status()
+
+    api.post("/v1/jobs", json={**job, "operators": once(50)}).raise_for_status()
+    assert seen(1, "a", 1_000) == ["a"]
+    assert seen(1, "b", 1_100) == ["b"]
+    change(500)
+    assert seen(2) == ["b"]
+    assert seen(2, "c", 1_300) == ["b", "c"]
+    change(150)
+    assert seen(3) == ["c"]
+    change(500)
+    assert seen(4, "d", 1_301) == ["c", "d"]

@@ -3,6 +3,7 @@
 import pytest
 
 from service.streams.errors import InvalidSpec
+from service.streams.layouts.reserved import BEGINS_KEY, OBS_KEY, pack_time
 from service.streams.operators.distinct import Distinct, DistinctSpec
 from service.streams.topology.spec import JobSpec
 from tests.machine import Machine
@@ -28,6 +29,12 @@ def fed(machine, *records):
     """(key, timestamp, (start, end)) of what comes out of records that come in as one batch."""
     out = machine.feed(*(record(*each) for each in records))
     return [(r["key"], r["timestamp"], (r["window"]["start"], r["window"]["end"])) for r in out]
+
+
+def begun_at(machine, time):
+    """One whose store begins anew at this time."""
+    machine.state[OBS_KEY] = machine.state[BEGINS_KEY] = pack_time(time)
+    return machine
 
 
 # ---------------------------------------------------------------- KIP-655, the example of the first proposal
@@ -261,3 +268,30 @@ def test_other_windows_are_refused(window, pointer):
     with pytest.raises(InvalidSpec) as invalid:
         JobSpec.parse({"name": "t", "source": "in", "operators": [{"op": "distinct", "name": "d", "window": window}]})
     assert [problem.pointer.split("/operators/0/")[1] for problem in invalid.value.errors] == [pointer]
+
+
+# ---------------------------------------------------------------- a store that begins anew
+
+
+def test_windows_that_begin_before_the_store_take_no_records():
+    machine = begun_at(tumbling(grace_ms=10), 25)
+    assert fed(machine, ("a", 26), ("a", 30), ("b", 21), ("b", 31)) == [("a", 30, (30, 40)), ("b", 31, (30, 40))]
+    assert machine.dropped() == [("before_version", 0), ("before_version", 2)]
+
+
+def test_one_that_begins_with_the_store_does():
+    machine = begun_at(tumbling(), 30)
+    assert fed(machine, ("a", 30), ("a", 31)) == [("a", 30, (30, 40))]
+    assert machine.dropped() == [("duplicate", 1)]
+
+
+def test_a_session_that_would_begin_before_the_store_does_not_begin():
+    machine = begun_at(session(grace_ms=10), 25)
+    assert fed(machine, ("a", 24), ("a", 25), ("a", 24), ("b", 4)) == [("a", 25, (25, 25))]
+    assert machine.dropped() == [("before_version", 0), ("before_version", 2), ("late", 3)]
+
+
+def test_what_is_closed_before_the_store_begins_is_late():
+    machine = begun_at(tumbling(), 35)
+    assert fed(machine, ("a", 29), ("a", 39)) == []
+    assert sorted(machine.dropped()) == [("before_version", 1), ("late", 0)]
