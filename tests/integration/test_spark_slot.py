@@ -6,7 +6,7 @@ import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,12 @@ class World:
     def all_out(self, name: str = "job") -> list[Any]:
         return [i for partition in range(2) for i in self.out(name, partition)]
 
-    def slot(self, job_id: str, index: int = 0) -> Slot:
+    def slot(self, job_id: str, index: int = 0, replicas: str = "replicas") -> Slot:
         place = SlotPlace(
             self.service.url,
             self.member.instance_id,
             self.member.storage_uri,
-            self.folder / "replicas",
+            self.folder / replicas,
             job_id,
         )
         pulse = self.opened.enter_context(Pulse(self.folder / "pulses"))
@@ -403,6 +403,107 @@ def test_a_refused_commit_is_run_again_from_what_the_catalog_says(
 
     monkeypatch.setattr(world.api, "commit", stale)
     turn_until(slot, lambda: world.all_out() == [1])
+
+
+# ---------------------------------------------------------------- standbys
+
+
+class Pair:
+    """Two slots of a job with standbys, each on a node of its own."""
+
+    def __init__(self, world: World, **fields: Any) -> None:
+        self.world = world
+        job = world.job(standby_replicas=1, **fields)
+        self.first, self.second = world.slot(job), world.slot(job, 1, "others")
+
+    def turn(self) -> None:
+        self.first.turn()
+        self.second.turn()
+
+    def turn_until(self, is_so: Callable[[], bool], turns: int = 60) -> None:
+        for _ in range(turns):
+            if is_so():
+                return
+            self.turn()
+        raise AssertionError(f"not so after {turns} turns")
+
+    def settle(self) -> None:
+        """Until each slot runs a task, and keeps a copy of the other one that is at its end."""
+        self.turn_until(lambda: all(len(slot._tasks) == 1 for slot in (self.first, self.second)))
+        self.turn_until(lambda: all(self.has_copy(slot) for slot in (self.first, self.second)))
+
+    @staticmethod
+    def has_copy(slot: Slot) -> bool:
+        return len(slot._job.standbys.held(slot._job.joined.stores)) == 1 and slot._job.standbys.not_before_s is None
+
+    def leave(self) -> None:
+        """The first slot is out, and does not know yet."""
+        self.world.api.leave_slot(self.first._path)
+
+
+@pytest.fixture
+def pair(world: World) -> Pair:
+    made = Pair(world)
+    world.post(1)
+    world.post(2, partition=1)
+    made.turn_until(lambda: sorted(world.all_out()) == [1, 2])
+    made.settle()
+    return made
+
+
+def test_a_task_goes_on_from_its_standby_without_a_restore(
+    world: World, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.leave()
+    asked: list[Any] = []
+    monkeypatch.setattr(world.api, "find_chunks", lambda *where: asked.append(where))
+    world.post(1, 3)
+    world.post(2, 4, partition=1)
+    turn_until(pair.second, lambda: len(world.all_out()) == 4)
+    assert sorted(world.all_out()) == [1, 2, 3, 4]
+    assert asked == []
+
+
+def test_what_was_committed_last_is_in_a_copy_before_its_task_goes_on(world: World, pair: Pair) -> None:
+    """The end of the changelog is read once nobody else can commit any more."""
+    world.post(*range(10, 20))
+    world.post(*range(20, 30), partition=1)
+    turn_until(pair.first, lambda: len(world.all_out()) == 12)  # the other slot does not hear of it
+    pair.leave()
+    world.post(*range(10, 21))
+    world.post(*range(20, 31), partition=1)
+    turn_until(pair.second, lambda: len(world.all_out()) >= 24)
+    assert sorted(world.all_out()) == [1, 2, *range(10, 20), 20, 20, *range(21, 31)]
+
+
+def test_what_a_former_owner_commits_late_is_refused(world: World, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, late = world.api.commit, list[Any]()
+
+    def after_all(path: str, commits: Sequence[TaskCommit], **named: Any) -> Any:
+        monkeypatch.setattr(world.api, "commit", commit)
+        pair.leave()
+        turn_until(pair.second, lambda: len(world.all_out()) == 4)
+        late.extend(commit(path, commits, **named))
+        return late
+
+    monkeypatch.setattr(world.api, "commit", after_all)
+    world.post(1, 3)
+    world.post(2, 4, partition=1)
+    with suppress(Gone):
+        pair.first.turn()
+    assert [(verdict.status, verdict.reason) for verdict in late] == [("refused", "stale_epoch")]
+    assert sorted(world.all_out()) == [1, 2, 3, 4]
+
+
+def test_a_lost_copy_is_built_again_beside_the_tasks(world: World, pair: Pair) -> None:
+    held = pair.second._job.standbys.held(pair.second._job.joined.stores)
+    store = next(iter(held[0].applied))
+    end(pair.second)
+    shutil.rmtree(world.folder / "others" / store)
+    pair.second = world.slot(str(world.state()["id"]), 1, "others")
+    pair.settle()
+    (again,) = pair.second._job.standbys.held(pair.second._job.joined.stores)
+    assert again == held[0]
 
 
 # ---------------------------------------------------------------- memory

@@ -1,0 +1,127 @@
+"""SIGKILL of an instance whose tasks have copies elsewhere: they go on from those, without a restore."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from benchmarks.running import PATIENCE_S, Running, wait_until
+from service.catalog.engine import Catalog
+from service.catalog.tables import ReplicaRow
+from tests import sparkless
+from tests.chaos.conftest import Breakable
+from tests.driving import (
+    ONCE_AN_HOUR,
+    caught_up,
+    contents,
+    deduplicate,
+    expected,
+    make_stream,
+    post,
+    some_records,
+)
+
+pytestmark = pytest.mark.services
+
+PARTITIONS = 4
+
+
+class Members:
+    """Instances without Spark, each with a replica folder below the one that the service looks into."""
+
+    def __init__(self, running: Running) -> None:
+        self.running, self.folder = running, running.data_dir / "replicas"
+        self.folder.mkdir(exist_ok=True)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, node: str) -> None:
+        key = self.running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
+        self.processes[name] = sparkless.start(self.running.url, key, self.folder / node, name)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()  # its slots end with it
+        process.wait(30)
+
+    def opened(self, name: str) -> list[dict[str, Any]]:
+        """The tasks that an instance's slots have opened, in order: how much each had to replay."""
+        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if '"task_opened"' in line]
+
+
+@pytest.fixture
+def members(breakable_api: Breakable) -> Iterator[Members]:
+    made = Members(breakable_api.running)
+    with ExitStack() as ends:
+        ends.callback(lambda: [made.kill(name) for name in list(made.processes)])
+        yield made
+
+
+def standbys(data_dir: Path) -> int:
+    """How many standbys are at the ends of their changelogs, as far as the catalog knows."""
+    query = select(func.count()).where(
+        ReplicaRow.role == "standby", ReplicaRow.state == "running", ReplicaRow.slot_id.is_not(None)
+    )
+    with closing(Catalog(f"sqlite:///{data_dir}/catalog.db")) as catalog:
+        return int(catalog.read(lambda s: s.scalars(query).one()))
+
+
+def spread(running: Running, job: str) -> set[int]:
+    """How many tasks each instance runs."""
+    members = running.call("GET", f"/v1/groups/{job}")["members"]
+    names = {member["instance"] for member in members}
+    return {sum(len(each["tasks"]) for each in members if each["instance"] == name) for name in names}
+
+
+def test_tasks_go_on_from_their_standbys_and_so_do_lookups(members: Members) -> None:
+    """The node of the killed instance is out of reach: nothing that lies there is of use."""
+    running, records = members.running, some_records(12_000)
+    make_stream(running, "clicks", PARTITIONS)
+    for name in ("a", "b"):
+        members.start(name, node=name)
+    running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once", standby_replicas=1))
+    post(running, "clicks", records[:8_000])
+    caught_up(running, "once")
+    wait_until(lambda: spread(running, "once") == {2}, PATIENCE_S, "an even share")
+    wait_until(lambda: standbys(running.data_dir) == PARTITIONS, PATIENCE_S, "all standbys")
+    before = len(members.opened("b"))
+    post(running, "clicks", records[8_000:10_000])
+    members.kill("a")
+    (members.folder / "a").rename(running.data_dir / "out-of-reach")
+    post(running, "clicks", records[10_000:])
+    served = set()
+    for number in range(40):
+        found = running.call("GET", f"/v1/stores/once-once/keys/user-{number}", params={"max_lag_records": 12_000})
+        served.add(found["as_of"]["served_by"])
+    assert served <= {"b", "b (standby)"}
+    assert "b (standby)" in served
+    caught_up(running, "once")
+    assert contents(running, "clicks-once", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+    taken = members.opened("b")[before:]
+    assert len(taken) == 2
+    assert sum(each["changes_to_replay"] for each in taken) <= 2_000  # of some 5,000 in their changelogs
+
+
+def test_an_instance_on_the_same_node_goes_on_with_what_lies_there(members: Members) -> None:
+    running, records = members.running, some_records(6_000)
+    make_stream(running, "clicks", PARTITIONS)
+    for name in ("c", "d"):
+        members.start(name, node="shared")
+    running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once"))
+    post(running, "clicks", records[:5_000])
+    caught_up(running, "once")
+    wait_until(lambda: spread(running, "once") == {2}, PATIENCE_S, "an even share")
+    caught_up(running, "once")
+    before = len(members.opened("d"))
+    members.kill("c")
+    post(running, "clicks", records[5_000:])
+    caught_up(running, "once")
+    assert contents(running, "clicks-once", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+    assert [each["changes_to_replay"] for each in members.opened("d")[before:]] == [0, 0]
