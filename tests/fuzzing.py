@@ -56,6 +56,7 @@ BODIES = {  # what an example of a body without one of its own says
     "BatchRequest": ("keys",),
     "ChangeRequest": ("name", "source", "operators"),
     "RollbackRequest": ("version",),
+    "PlanRequest": ("add", "remove"),
 }
 EXPRESSIONS = [
     "true",

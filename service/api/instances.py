@@ -6,7 +6,6 @@ commits are the hot routes of the service: msgspec decodes their bodies and enco
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,11 +19,12 @@ from starlette.responses import Response
 from service import coordinator, prometheus
 from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
 from service.api.document import router_of, takes
-from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page
+from service.api.models import Cursor, Limit, PageView, require_name
+from service.api.moments import moment
 from service.auth import Instance, Reader
-from service.catalog import groups, jobs, replicas, segments, stores
+from service.catalog import groups, jobs, segments, stores
 from service.catalog.engine import JOBS, Catalog
-from service.catalog.tables import InstanceRow, RebalanceRow
+from service.catalog.tables import InstanceRow
 from service.faults import fault_point
 from service.problems import declared
 from service.protocol import (
@@ -94,38 +94,6 @@ class InstanceView(BaseModel):
     lease_until: str
 
 
-class MemberView(BaseModel):
-    """A slot of a job and the tasks it owns."""
-
-    slot: str
-    instance: str
-    index: int
-    tasks: list[str]
-
-
-class GroupView(BaseModel):
-    """Who runs a job: its members, which task each owns, and what is about to move."""
-
-    job: str
-    state: str
-    generation: int
-    members: list[MemberView]
-    assignment: dict[str, str | None]
-    moving: dict[str, str]
-    standby: dict[str, list[str]]
-    warm_up: dict[str, list[str]]
-
-
-class RebalanceView(BaseModel):
-    """One round of assignment; `took_ms` is null while a hand-over is under way."""
-
-    generation: int
-    at: str
-    reason: str
-    moved: dict[str, Any]
-    took_ms: int | None
-
-
 # ---------------------------------------------------------------- who is there
 
 
@@ -142,21 +110,6 @@ def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Curs
 def get_instance(request: Request, instance: str, _: Reader) -> Response:
     """Show an instance and its slots."""
     return tagged(request, request.state.catalog.read(_instance, instance))
-
-
-@router.get("/v1/groups/{job:name}", responses={200: {"model": GroupView}, **UNCHANGED, **declared(401, 403, 404)})
-def get_group(request: Request, job: str, _: Reader) -> Response:
-    """Show who runs a job."""
-    return tagged(request, request.state.catalog.read(_group, job))
-
-
-@router.get(
-    "/v1/groups/{job:name}/rebalances",
-    responses={200: {"model": PageView[RebalanceView]}, **declared(401, 403, 404, 422)},
-)
-def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    """List a job's rounds of assignment, latest first: why, what moved, how long it took."""
-    return answer(request.state.catalog.read(_rebalances, job, limit, cursor))
 
 
 # ---------------------------------------------------------------- instances
@@ -385,53 +338,8 @@ def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
             "tags": row.tags,
             "spark": row.spark,
             "slots": slots[row.id],
-            "joined_at": _moment(row.joined_ms),
-            "lease_until": _moment(row.lease_until_ms),
+            "joined_at": moment(row.joined_ms),
+            "lease_until": moment(row.lease_until_ms),
         }
         for row in rows
     ]
-
-
-def _group(s: Session, name: str) -> dict[str, Any]:
-    job = jobs.get_job(s, name)
-    owners = replicas.owners_of(s, job.id)
-    members = [
-        {
-            "slot": slot.id,
-            "instance": instance,
-            "index": slot.slot_index,
-            "tasks": [at.task for at in owners if at.slot_id == slot.id],
-        }
-        for slot, instance in groups.members_of(s, job.id)
-    ]
-    return {
-        "job": job.name,
-        "state": job.state,
-        "generation": job.generation,
-        "members": members,
-        "assignment": {at.task: at.slot_id for at in owners},
-        "moving": {at.task: at.target_slot_id for at in owners if at.target_slot_id is not None},
-        "standby": {},
-        "warm_up": {},
-    }
-
-
-def _rebalances(s: Session, name: str, limit: int, cursor: str | None) -> dict[str, Any]:
-    job_id = jobs.get_job(s, name).id
-    of = f"rebalances/{job_id}"
-    rows = groups.rebalances_of(s, job_id, limit=limit + 1, before=first_row(of, cursor))
-    return rows_page(of, rows, _rebalance, limit=limit)
-
-
-def _rebalance(row: RebalanceRow) -> dict[str, Any]:
-    return {
-        "generation": row.generation,
-        "at": _moment(row.at_ms),
-        "reason": row.reason,
-        "moved": row.moved,
-        "took_ms": row.took_ms,
-    }
-
-
-def _moment(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, SlotRow
-from service.streams.errors import UnknownInstance
+from service.streams.errors import UnknownInstance, UnknownRebalance
 
 LIVE = "live"
 
@@ -50,6 +50,15 @@ def members_of(s: Session, job_id: str) -> list[tuple[SlotRow, str]]:
         .order_by(SlotRow.joined_ms, SlotRow.slot_index)
     )
     return [(slot, instance) for slot, instance in s.execute(query)]
+
+
+def get_rebalance(s: Session, job: JobRow, generation: int) -> RebalanceRow:
+    """The round of assignment that began a generation. Raises UnknownRebalance."""
+    of_job = select(RebalanceRow).where(RebalanceRow.job_id == job.id, RebalanceRow.generation == generation)
+    row = s.scalars(of_job).one_or_none()
+    if row is None:
+        raise UnknownRebalance(f"{job.name}/{generation}")
+    return row
 
 
 def rebalances_of(s: Session, job_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[RebalanceRow]:

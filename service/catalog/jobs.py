@@ -5,7 +5,7 @@ It knows what `caught up` means. It refuses to change anything: `job_creation` m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -109,6 +109,12 @@ def is_replaying(s: Session, job_id: str) -> bool:
     """Whether dropped records are still to be taken in again."""
     query = select(TaskRow.id).where(TaskRow.job_id == job_id, TaskRow.replay.is_not(None)).limit(1)
     return s.execute(query).first() is not None
+
+
+def task_rows(s: Session, job_id: str) -> Sequence[TaskRow]:
+    """The tasks of a job, by sub-topology and partition."""
+    query = select(TaskRow).where(TaskRow.job_id == job_id)
+    return s.scalars(query.order_by(TaskRow.sub_topology, TaskRow.partition)).all()
 
 
 def stream_time(s: Session, job_id: str) -> int | None:

@@ -24,6 +24,7 @@
     │   ├── UnknownPartition
     │   ├── UnknownJob
     │   ├── UnknownVersion
+    │   ├── UnknownRebalance
     │   ├── UnknownStore
     │   ├── UnknownInstance
     │   ├── UnknownSlot
@@ -361,6 +362,13 @@ class UnknownVersion(Unknown):
 
     code = "unknown_version"
     noun = "Version"
+
+
+class UnknownRebalance(Unknown):
+    """The group has no such round of assignment."""
+
+    code = "unknown_rebalance"
+    noun = "Rebalance"
 
 
 class UnknownStore(Unknown):

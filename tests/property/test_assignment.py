@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from service.streams.assignment.assignor import assign
 from service.streams.assignment.group import Assignment, AssignmentSettings, Group, ReplicaNode, Task
+from service.streams.assignment.outlook import carried_out, outlook
 from service.streams.assignment.placing import place
 
 STRATEGIES = ["high_availability", "sticky"]
@@ -52,16 +53,6 @@ def groups(draw: st.DrawFn) -> Group:
         rack_tags=draw(st.sampled_from([(), ("zone",)])),
     )
     return Group(nodes, tasks, settings)
-
-
-def carried_out(group: Group, made: Assignment) -> Group:
-    """The group once everything is where it was put, and caught up."""
-    nodes = []
-    for node in group.nodes:
-        copies = [task for held in (made.standby, made.warm_up) for task, where in held.items() if node.id in where]
-        running = [task for task, where in made.active.items() if where == node.id]
-        nodes.append(replace(node, running=running, lags=dict.fromkeys(copies, 0)))
-    return replace(group, nodes=nodes)
 
 
 def settled(group: Group) -> tuple[Group, Assignment]:
@@ -149,6 +140,13 @@ def test_an_assignment_that_is_carried_out_moves_nothing(group):
     assert {task: set(nodes) for task, nodes in again.standby.items()} == {
         task: set(nodes) for task, nodes in made.standby.items()
     }
+
+
+@given(groups())
+def test_the_outlook_is_where_nothing_moves_any_more(group):
+    in_the_end = outlook(group, "high_availability")
+    assert is_even(group, (in_the_end[task.id] for task in group.tasks if task.is_stateful))
+    assert set(in_the_end) == {task.id for task in group.tasks}
 
 
 @st.composite

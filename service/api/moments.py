@@ -1,0 +1,8 @@
+"""Moments of the catalog (epoch ms) as people read them."""
+
+from datetime import UTC, datetime
+
+
+def moment(ms: int) -> str:
+    """RFC 3339, in UTC, to the millisecond."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
