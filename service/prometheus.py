@@ -90,6 +90,14 @@ class _CatalogCollector(Collector):
         yield _family(
             GaugeMetricFamily("millrace_job_version", "The version of a job", labels=["job"]), totals.versions
         )
+        copies = GaugeMetricFamily(
+            "millrace_copy_lag_records",
+            "Records that a standby or a warm-up has still to replay",
+            labels=["job", "task", "node", "role"],
+        )
+        for copy in totals.copies:
+            copies.add_metric(copy[:-1], copy.lag)
+        yield copies
         yield _family(
             CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )

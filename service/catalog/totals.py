@@ -18,12 +18,14 @@ from sqlalchemy.orm import Session
 from service.catalog.engine import now_ms
 from service.catalog.inputs import Lag, TaskInput, inputs_of_all, inputs_of_job, lag_of, unread_of_repartitions
 from service.catalog.jobs import READS_USER, of_job
+from service.catalog.replicas import ACTIVE
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
     Json,
     PartitionRow,
     RebalanceRow,
+    ReplicaRow,
     SlotRow,
     StoreRow,
     StreamRow,
@@ -41,6 +43,16 @@ class TaskTotals(NamedTuple):
     counters: Json
     lag: Lag
     reads_user: bool = True
+
+
+class CopyLag(NamedTuple):
+    """A copy that a slot keeps of a task that runs elsewhere, and how many records it has still to replay."""
+
+    job: str
+    task: str
+    node: str
+    role: str
+    lag: int
 
 
 class OperatorStore(NamedTuple):
@@ -74,6 +86,7 @@ class CatalogTotals:
     repartition_bytes: Mapping[str, int] = field(default_factory=dict)
     repartition_lag: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
+    copies: Sequence[CopyLag] = ()
 
     @cached_property
     def records_in(self) -> Counter[str]:
@@ -120,7 +133,17 @@ def catalog_totals(s: Session) -> CatalogTotals:
         repartition_bytes=repartition_bytes,
         repartition_lag=repartition_lag,
         versions=dict(s.execute(select(JobRow.name, JobRow.spec_version)).all()),
+        copies=_copy_lags(s),
     )
+
+
+def _copy_lags(s: Session) -> list[CopyLag]:
+    """By what was last reported of them."""
+    lags: Counter[tuple[str, str, str, str]] = Counter()
+    for *copy, store_id, applied, end in s.execute(_COPIES):
+        job, task, node, role = copy
+        lags[job, task, node, role] += max(0, end - applied.get(store_id, 0))
+    return [CopyLag(*copy, lag) for copy, lag in lags.items()]
 
 
 def task_totals(s: Session, job_id: str) -> list[TaskTotals]:
@@ -153,6 +176,19 @@ def store_partitions(tasks: Iterable[TaskTotals], stores: Iterable[OperatorStore
     return [(store.id, p) for store in stores for p in partitions.get((store.job, store.sub_topology), [])]
 
 
+_COPIES = (
+    select(JobRow.name, TaskRow.name, ReplicaRow.node_id, ReplicaRow.role, StoreRow.id, ReplicaRow.applied)
+    .add_columns(PartitionRow.end_offset)
+    .join(TaskRow, TaskRow.job_id == JobRow.id)
+    .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
+    .join(StoreRow, (StoreRow.job_id == JobRow.id) & (StoreRow.sub_topology == TaskRow.sub_topology))
+    .join(
+        PartitionRow,
+        (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
+    )
+    .where(ReplicaRow.role != ACTIVE, ReplicaRow.slot_id.is_not(None), StoreRow.is_removed.is_(False))
+    .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition, ReplicaRow.node_id)
+)
 _TASKS = (
     select(JobRow.name, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, TaskRow.counters)
     .add_columns(TaskRow.id, READS_USER.label("reads_user"))

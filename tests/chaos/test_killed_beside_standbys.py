@@ -92,6 +92,8 @@ def test_tasks_go_on_from_their_standbys_and_so_do_lookups(members: Members) -> 
     wait_until(lambda: spread(running, "once") == {2}, PATIENCE_S, "an even share")
     wait_until(lambda: standbys(running.data_dir) == PARTITIONS, PATIENCE_S, "all standbys")
     before = len(members.opened("b"))
+    owner = running.call("GET", "/v1/stores/once-once/owner", params={"key": "user-1"})
+    assert {owner["active"]["name"], *(each["name"] for each in owner["standbys"])} == {"a", "b"}
     post(running, "clicks", records[8_000:10_000])
     members.kill("a")
     (members.folder / "a").rename(running.data_dir / "out-of-reach")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from service.protocol import JoinRequest, SlotRequest, TaskCommit
 from service.storage import janitor
@@ -493,6 +494,17 @@ def test_what_a_former_owner_commits_late_is_refused(world: World, pair: Pair, m
         pair.first.turn()
     assert [(verdict.status, verdict.reason) for verdict in late] == [("refused", "stale_epoch")]
     assert sorted(world.all_out()) == [1, 2, 3, 4]
+
+
+def test_the_lag_of_each_copy_is_shown(world: World, pair: Pair) -> None:
+    families = text_string_to_metric_families(world.admin.get("/metrics").text)
+    shown = next(family.samples for family in families if family.name == "millrace_copy_lag_records")
+    assert {(each.labels["task"], each.labels["role"], each.value) for each in shown} == {
+        ("0_0", "standby", 0),
+        ("0_1", "standby", 0),
+    }
+    nodes = {node_id_of(world.folder / name) for name in ("replicas", "others")}
+    assert {each.labels["node"] for each in shown} == nodes
 
 
 def test_a_lost_copy_is_built_again_beside_the_tasks(world: World, pair: Pair) -> None:
