@@ -20,6 +20,7 @@ from service.api.job_waiting import Waiting, WaitingForStop, settled_job, until_
 from service.api.start_records import first_records
 from service.auth import Reader, Writer
 from service.catalog import job_creation, streams
+from service.catalog.job_creation import UNREADABLE
 from service.catalog.shared_sinks import shared_sinks
 from service.catalog.start_positions import FirstRecords
 from service.problems import ProblemError, ProblemItemView, declared
@@ -30,11 +31,6 @@ from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 router = router_of("jobs")
-
-UNREADABLE = {
-    "changelog": "changelog: its entries are no records",
-    "repartition": "repartition stream: its records go as soon as the tasks of its own job have read them",
-}  # kinds of streams that are no source
 
 EXAMPLE = {
     "name": "unique_clicks",

@@ -13,7 +13,7 @@ Locks: the job and its tasks are locked; then partitions by id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -24,15 +24,19 @@ from sqlalchemy.orm import Session
 
 from service.catalog.adoptions import Adoptions, version_of
 from service.catalog.engine import now_ms
-from service.catalog.inputs import inputs_of_job
-from service.catalog.job_creation import keep_dropped, relate, sink_stream, specified
+from service.catalog.inputs import inputs_of_job, pack, unpack
+from service.catalog.job_creation import UNREADABLE, keep_dropped, relate, sink_stream, specified
 from service.catalog.job_states import CHANGING, move, note_transition
 from service.catalog.job_versions import INHERITS, Kind, note_version
 from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of
-from service.catalog.streams import create_stream, find_stream, remove_streams
-from service.catalog.tables import JobRow, JobStreamRow, Json, StoreRow, StreamRow, TaskRow
-from service.streams.errors import IllegalTransition, ReplayUnderWay, StreamExists
+from service.catalog.start_positions import start_of
+from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
+from service.catalog.tables import JobRow, JobStreamRow, Json, StoreRow, StreamRow, TaskInputRow, TaskRow
+from service.streams.errors import IllegalTransition, InvalidSpec, Problem, ReplayUnderWay, StreamExists
+from service.streams.inputs import InputPosition
+from service.streams.operators.declaration import StatefulSpec
 from service.streams.topology import graph, versions
+from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 from service.streams.topology.versions import Version
@@ -77,9 +81,27 @@ def compare(
     """What a specification would mean for a job. Raises InvalidSpec."""
     present = version_of(job)
     found = [find_stream(s, name) for name in sorted({*spec.sources, *present.spec.sources})]
-    counts = {stream.name: stream.partitions for stream in found if stream is not None}
+    known = {stream.name: stream for stream in found if stream is not None}
+    counts = {name: stream.partitions for name, stream in known.items()}
+    if refused := [*_unfit_sources(spec, present.spec, known)]:
+        raise InvalidSpec(refused)
     topology = graph.compile_again(spec, counts, present.spec, present.topology)
     return versions.compare(present, Version(spec, topology), renames=renames, restart=restart)
+
+
+def _unfit_sources(spec: JobSpec, present: JobSpec, streams: Mapping[str, StreamRow]) -> Iterator[Problem]:
+    """Streams that a job can not begin to read where it stands."""
+    has_state = any(isinstance(operator, StatefulSpec) for operator in spec.operators)
+    for i, name in enumerate(spec.sources):
+        stream = streams.get(name)
+        if stream is None or name in present.sources:
+            continue
+        at = "/source" if isinstance(spec.source, str) else pointer("source", i)
+        if stream.kind in UNREADABLE:
+            yield Problem(at, f"{name!r} is a {UNREADABLE[stream.kind]}")
+        elif stream.custom_partitioning and stream.partitions > 1 and has_state and not spec.trust_partitions:
+            detail = f"{name!r} was written with partitions of its writers' choice, where equal keys may lie apart"
+            yield Problem(at, f"{detail}: `repartition` it by a job of its own before")
 
 
 def bounds_of(found: versions.Comparison) -> list[BufferBound]:
@@ -227,12 +249,37 @@ def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Want
         setattr(job, column, value)
     job.change = job.read_to = None
     job.etag += 1
+    _add_sources(s, job, tasks, new)
     _Rows(s, job, wanted, old, new).change()
     note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=wanted.details)
     details = {"version": job.spec_version, "renames": wanted.renames, "restart": wanted.details.get("restart", [])}
     note_transition(s, job, job.state, job.state, wanted.reason, wanted.who, kind="version", details=details)
     s.flush()
     _hand_over(s, job, tasks, wanted)
+
+
+def _add_sources(s: Session, job: JobRow, tasks: Iterable[TaskRow], new: Topology) -> None:
+    """Have tasks read what the new version has as further sources, under numbers behind all that they had: from where
+    its `start` says. Raises UnknownStream, InvalidSpec.
+    """
+    spec = JobSpec.parse(job.spec)
+    had = {stream.name for stream in streams_of(s, job.id, "source")}
+    added = [get_stream(s, name) for name in spec.sources if name not in had]
+    if not added:
+        return
+    relate(s, job, added, "source")
+    locked = {(at.stream_id, at.partition): at for at in lock_partitions_of(s, [stream.id for stream in added])}
+    for task in tasks:
+        read = new.sub_topologies[task.sub_topology].sources
+        for stream in added:
+            if stream.name not in read or task.partition >= stream.partitions:
+                continue
+            positions = unpack(task.positions)
+            at = {"stream_id": stream.id, "partition": task.partition, "partitions": 1}
+            s.add(TaskInputRow(task_id=task.id, number=len(positions), **at))
+            offset = start_of(s, spec.start, stream.name, locked[stream.id, task.partition])
+            task.positions = pack([*positions, InputPosition(offset)])
+    s.flush()
 
 
 class _Rows:

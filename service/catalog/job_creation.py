@@ -67,6 +67,11 @@ from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 from service.streams.topology.starts import StartOffsets
 
+UNREADABLE = {
+    "changelog": "changelog: its entries are no records",
+    "repartition": "repartition stream: its records go as soon as the tasks of its own job have read them",
+}  # kinds of streams that are no source
+
 
 def create_job(
     s: Session, spec: JobSpec, topology: Topology, *, who: str = "", records: FirstRecords | None = None

@@ -371,3 +371,30 @@ def test_lookups_follow_an_interval_that_changes_while_the_job_runs(where: str, 
     assert seen(3) == ["c"]
     change(500)
     assert seen(4, "d", 1_301) == ["c", "d"]
+
+
+@pytest.mark.services
+def test_a_source_that_is_added_while_the_job_runs_goes_into_the_same_stores(replicas: Serving) -> None:
+    api = replicas.client("writer")
+    for name in ("doors", "windows"):
+        api.post("/v1/streams", json={"name": name, "partitions": 1}).raise_for_status()
+        api.post(f"/v1/streams/{name}/records", json=records("a", "b", "a")).raise_for_status()
+    job = {"name": "house", "source": "doors", "operators": [COUNT], "sink": "house-out", "commit_interval_ms": 0}
+
+    def counted(version: int) -> dict[str, int]:
+        def is_settled() -> bool:
+            found = api.get("/v1/jobs/house", params={"wait": "caught_up", "timeout_ms": 30_000}).json()
+            return (found["state"], found["spec_version"], found["caught_up"]) == ("running", version, True)
+
+        wait_until(is_settled, 60, f"version {version} has read all")
+        items = api.get("/v1/stores/house-n/keys").raise_for_status().json()["items"]
+        return {item["key"]: item["value"]["n"] for item in items}
+
+    api.post("/v1/jobs", json=job).raise_for_status()
+    assert counted(1) == {"a": 2, "b": 1}
+    tag = {"If-Match": api.get("/v1/jobs/house").headers["ETag"]}
+    api.put("/v1/jobs/house", json={**job, "source": ["doors", "windows"]}, headers=tag).raise_for_status()
+    assert counted(2) == {"a": 4, "b": 2}
+    for name in ("doors", "windows"):
+        api.post(f"/v1/streams/{name}/records", json=records("b", first=2_000)).raise_for_status()
+    assert counted(2) == {"a": 4, "b": 4}

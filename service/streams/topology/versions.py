@@ -29,6 +29,7 @@ from service.streams.records import Handover, StoreSpec
 from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import Node, Topology, with_layouts
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import StartTimestamp
 
 OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "refused"]
 SinkVerdict = Literal["unchanged", "keeps", "added", "removed"]
@@ -167,6 +168,12 @@ class _Layout:
         return source if found is None else found[1].operator
 
 
+def _without(added: Collection[str], structure: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A sub-topology of `_Layout.structure`, if these sources were not there."""
+    read, *others = structure
+    return ([name for name in read if name not in added], *others)
+
+
 def _canonical(spec: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in spec.items() if name not in {"name", "after"}}, sort_keys=True)
 
@@ -215,15 +222,27 @@ class _Comparing:
 
     def _misplaced(self) -> Iterator[Problem]:
         """Tasks, and what they read of each other, stay."""
-        before, after = self._before.structure, self._after.structure
-        if self._old.spec.sources != self._new.spec.sources:
-            yield Problem("/source", f"the sources of a job stay: {_OTHERWISE}")
+        added = self.added_sources
+        before, after = self._before.structure, [_without(added, each) for each in self._after.structure]
+        had = self._old.spec.sources
+        if self._new.spec.sources[: len(had)] != had:
+            yield Problem("/source", f"the sources of a job stay, and others come behind them: {_OTHERWISE}")
+        elif added and isinstance(self._new.spec.start, StartTimestamp):
+            yield Problem("/start", "a source that is added starts at `earliest`, `latest` or at offsets")
+        elif added and before != after:
+            detail = f"its partitions do not lie as those of {had[0]!r} do, so that tasks would read otherwise"
+            yield Problem(pointer("source", len(had)), f"{detail}: `repartition` it by a job of its own before")
         elif len(before) != len(after):
             detail = f"the job would have {len(after)} sub-topologies instead of {len(before)}"
             yield Problem("/operators", f"{detail}, whose tasks begin with nothing: {_OTHERWISE}")
         elif before != after:
             detail = "records would go from task to task otherwise than they do now"
             yield Problem("/operators", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
+
+    @property
+    def added_sources(self) -> list[str]:
+        """Sources of the new version alone."""
+        return [source for source in self._new.spec.sources if source not in self._old.spec.sources]
 
     # ------------------------------------------------------------ operators
 

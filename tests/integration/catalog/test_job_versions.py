@@ -21,12 +21,19 @@ from service.catalog import (
     streams,
 )
 from service.catalog.engine import Catalog, job_topic
-from service.catalog.inputs import inputs_of_tasks, packed_positions
+from service.catalog.inputs import inputs_of_job, inputs_of_tasks, packed_positions
 from service.catalog.job_changes import BufferBound
-from service.catalog.tables import CatalogTable, JobRow, StoreRow, TaskRow
+from service.catalog.tables import CatalogTable, JobRow, StoreRow, StreamRow, TaskRow
 from service.lookups.known import _form
 from service.protocol import AssignedTask, Verdict
-from service.streams.errors import IllegalTransition, IncompatibleChange, ReplayUnderWay, StreamExists, UnknownStore
+from service.streams.errors import (
+    IllegalTransition,
+    IncompatibleChange,
+    InvalidSpec,
+    ReplayUnderWay,
+    StreamExists,
+    UnknownStore,
+)
 from service.streams.operators.aggregate import AggregateSpec
 from service.streams.records import Handover
 from service.streams.topology.replays import Wanted
@@ -605,3 +612,70 @@ def test_a_repartition_stream_has_the_name_of_the_operator_that_needs_it(catalog
     put(catalog, SPREAD, once(name="first"), renames={"once": "first"})
     assert catalog.read(streams.get_stream, "visits-first-repartition").id == between
     assert catalog.read(streams.find_stream, "visits-once-repartition") is None
+
+
+# ---------------------------------------------------------------- sources
+
+
+BOTH = ["clicks", "views"]
+
+
+def inputs(catalog: Catalog) -> list[list[tuple[str, int, int]]]:
+    """By task stream, partition and position of each input."""
+    names = {row.id: row.name for row in catalog.read(lambda s: s.scalars(select(StreamRow)).all())}
+    read = catalog.read(inputs_of_job, found(catalog).id)
+    return [[(names[at.stream_id], at.partition, at.position) for at in read[task.id]] for task in tasks(catalog)]
+
+
+@pytest.mark.parametrize(("start", "position"), [("earliest", 0), ("latest", 4), ({"offsets": {"views": {"1": 3}}}, 3)])
+def test_a_source_that_is_added_is_read_from_its_start_on_under_numbers_of_its_own(
+    catalog: Catalog, start: Any, position: int
+) -> None:
+    _, worker = worked(catalog)
+    post(catalog, make_stream(catalog, name="views", partitions=2), {1: 4})
+    put(catalog, once(), source=BOTH, start=start)
+    assert inputs(catalog) == [[("clicks", 0, 10), ("views", 0, 0)], [("clicks", 1, 10), ("views", 1, position)]]
+    assert found(catalog).max_repartition_bytes is not None  # its inputs are taken in the order of time from now on
+    work = {task.name: [(each.input, each.start, each.end) for each in task.work] for task in worker.tasks()}
+    assert work == {"0_0": [], "0_1": [(1, position, 4)] if position < 4 else []}
+
+
+def test_one_that_a_job_without_state_reads_may_have_fewer_partitions(catalog: Catalog) -> None:
+    clicks = make_stream(catalog, partitions=2)
+    make_job(catalog, operators=[KEEP])
+    make_stream(catalog, name="views", partitions=1)
+    put(catalog, KEEP, source=BOTH)
+    assert clicks.partitions == 2
+    assert inputs(catalog) == [[("clicks", 0, 0), ("views", 0, 0)], [("clicks", 1, 0)]]
+
+
+def test_one_behind_which_tasks_read_each_other_is_read_in_front(catalog: Catalog) -> None:
+    across(catalog)
+    make_stream(catalog, name="views", partitions=2)
+    put(catalog, SPREAD, once(), source=BOTH)
+    between = [("visits-once-repartition", 0, 0), ("visits-once-repartition", 1, 0)]
+    front = [[("clicks", p, 0), ("views", p, 0)] for p in (0, 1)]
+    assert inputs(catalog) == [*front, between, between]
+
+
+@pytest.mark.parametrize(
+    ("more", "pointer"),
+    [
+        ({"source": ["clicks", "visits-once-changelog"]}, "/source/1"),
+        ({"source": ["clicks", "nowhere"]}, "/source/1"),
+        ({"source": ["clicks", "spread"]}, "/source/1"),
+        ({"source": BOTH, "start": {"offsets": {"views": {"0": 9}}}}, "/start/offsets/views/0"),
+        ({"source": BOTH, "start": {"offsets": {"0": 0}}}, "/start/offsets"),
+    ],
+)
+def test_what_can_not_be_read_is_not_added(catalog: Catalog, more: dict[str, Any], pointer: str) -> None:
+    worked(catalog)
+    make_stream(catalog, name="views", partitions=2)
+    spread = make_stream(catalog, name="spread", partitions=2)
+    custom = update(StreamRow).where(StreamRow.id == spread.id).values(custom_partitioning=True)
+    catalog.write(lambda s: s.execute(custom))
+    before = everything(catalog)
+    with pytest.raises(InvalidSpec) as refused:
+        put(catalog, once(), **more)
+    assert [each.pointer for each in refused.value.errors] == [pointer]
+    assert everything(catalog) == before

@@ -238,6 +238,30 @@ def test_a_job_keeps_its_name_and_its_sources():
     assert [at for at, _ in problems(found)] == ["/name"]
     found = compare(version(once()), version(once(), source="elsewhere"))
     assert [at for at, _ in problems(found)] == ["/source"]
+    both = version(once(), source=["clicks", "views"])
+    assert [at for at, _ in problems(compare(both, version(once())))] == ["/source"]
+    assert [at for at, _ in problems(compare(both, version(once(), source=["views", "clicks"])))] == ["/source"]
+
+
+def test_a_source_is_added_behind_those_that_are_there():
+    found = compare(version(once(), partitions=2), version(once(), source=["clicks", "views"], partitions=2))
+    assert problems(found) == []
+    ((verdict, detail),) = [(each.verdict, each.detail) for each in found.operators]
+    assert (verdict, detail) == ("keeps", "what reaches it is made by the new version from here on")
+
+
+@pytest.mark.parametrize("operators", [[once()], []])
+def test_one_whose_partitions_lie_otherwise_is_refused(operators):
+    spec = version(*operators, source=["clicks", "views"]).spec
+    added = Version(spec, graph.compile(spec, {"clicks": 2, "views": 4}))
+    ((at, detail),) = problems(compare(version(*operators, partitions=2), added))
+    assert at == "/source/1"
+    assert "`repartition` it" in detail
+
+
+def test_one_that_is_added_starts_where_it_can_be_told_at_once():
+    added = version(once(), source=["clicks", "views"], start={"timestamp": 5})
+    assert [at for at, _ in problems(compare(version(once()), added))] == ["/start"]
 
 
 def test_other_ways_from_task_to_task_are_refused():
