@@ -24,6 +24,7 @@ from service.streams.topology.spec import JobSpec
 from tests.integration.catalog.world import make_job, make_stream, post
 
 STORE = "visits-once"
+LEASE_MS = 3_600_000  # nobody is lost but who is said to be
 
 
 class PlayedSlot:
@@ -77,7 +78,7 @@ class PlayedNode:
         self.starts += 1
         arguments = {"name": self.name, "incarnation": str(self.starts), "host": self.name, "cores": self.cores}
         catalog = self.group.catalog
-        self.instance = catalog.write(coordinator.join_instance, **arguments, tags=self.tags).id
+        self.instance = catalog.write(coordinator.join_instance, **arguments, tags=self.tags, lease_ms=LEASE_MS).id
         self.slots = []
         for _ in range(self.cores if slots is None else slots):
             self.join_slot()
@@ -92,6 +93,7 @@ class PlayedNode:
             slot_id=slot_id,
             index=len(self.slots),
             node=NodeRef(self.name, self.name, "8:2"),
+            lease_ms=LEASE_MS,
             initial_delay_ms=group.initial_delay_ms,
         )
         self.slots.append(PlayedSlot(self, slot_id, joined))
@@ -100,10 +102,10 @@ class PlayedNode:
     def crash(self) -> None:
         """End without a word: the lease runs out."""
         catalog = self.group.catalog
-        coordinator.tick(catalog)
+        coordinator.tick(catalog, lease_ms=LEASE_MS)
         expired = update(InstanceRow).where(InstanceRow.id == self.instance).values(lease_until_ms=0)
         catalog.write(lambda s: s.execute(expired))
-        coordinator.tick(catalog)
+        coordinator.tick(catalog, lease_ms=LEASE_MS)
         self.slots = []
 
     def drain(self, timeout_ms: int = 60_000) -> None:
@@ -130,10 +132,11 @@ class PlayedGroup:
     ) -> None:
         self.catalog, self.speed, self.initial_delay_ms = catalog, speed, initial_delay_ms
         make_stream(catalog, partitions=partitions)
-        self.job: JobRow = make_job(catalog, acceptable_recovery_lag=10, **spec)
+        self.job: JobRow = make_job(catalog, **{"acceptable_recovery_lag": 10} | spec)
         self.nodes: dict[str, PlayedNode] = {}
         self.cost: Counter[str] = Counter()
-        coordinator.tick(catalog)
+        self.filled = 0
+        coordinator.tick(catalog, lease_ms=LEASE_MS)
 
     def node(self, name: str, cores: int = 1, slots: int | None = None, **tags: str) -> PlayedNode:
         """A node that joins, or joins again."""
@@ -159,14 +162,23 @@ class PlayedGroup:
         for node in self.nodes.values():
             for name in node.running:
                 node.disk[name] += records
+        self.filled += records
         self.turn()
 
     def turn(self) -> None:
-        """Every slot polls, then follows; who ran a task before still does, unless it moved."""
+        """Every slot polls, then follows."""
+        self.poll()
+        self.follow()
+
+    def poll(self) -> None:
+        """Every slot polls; those that are told to leave do."""
         for node in self.nodes.values():
             for slot in node.slots:
                 slot.poll()
             node.slots = [slot for slot in node.slots if not slot.has_left]
+
+    def follow(self) -> None:
+        """Every slot goes on in its changelogs."""
         for node in self.nodes.values():
             for slot in node.slots:
                 slot.follow()
@@ -176,10 +188,14 @@ class PlayedGroup:
         for count in range(turns):
             before = self.owners(), self.kept()
             self.turn()
-            is_still = before == (self.owners(), self.kept()) and not self.shown().is_probing and not self.moving()
-            if is_still and not self.is_behind():
+            if self.is_still(before):
                 return count
         raise AssertionError("no end")
+
+    def is_still(self, before: tuple[dict[str, str | None], dict[str, set[str]]]) -> bool:
+        """Whether nothing has changed since (owners and what is kept), and nothing is on its way."""
+        is_same = before == (self.owners(), self.kept())
+        return is_same and not self.shown().is_probing and not self.moving() and not self.is_behind()
 
     def is_behind(self) -> bool:
         """Whether a copy is not at the end of what its slot was told."""
@@ -194,6 +210,10 @@ class PlayedGroup:
         """Task → the name of the node that owns it."""
         names = {slot.id: node.name for node in self.nodes.values() for slot in node.slots}
         return {at.task: names.get(at.slot_id or "") for at in self.catalog.read(replicas.owners_of, self.job.id)}
+
+    def owning_slots(self) -> dict[str, str | None]:
+        """Task → the id of the slot that owns it."""
+        return {at.task: at.slot_id for at in self.catalog.read(replicas.owners_of, self.job.id)}
 
     def epochs(self) -> dict[str, int]:
         """Task → its epoch: it rises with each change of owner."""

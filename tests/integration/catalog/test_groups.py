@@ -22,7 +22,7 @@ from service.catalog import groups
 from service.catalog.engine import Catalog
 from service.catalog.replicas import RUNNING, STANDBY
 from service.catalog.tables import JobRow, ReplicaRow
-from tests.grouping import PlayedGroup
+from tests.grouping import LEASE_MS, PlayedGroup
 
 LOG = 1_000  # records: two and a half turns to copy
 
@@ -222,10 +222,10 @@ def test_a_probe_is_due_where_nothing_is_announced(catalog: Catalog) -> None:
     group.turn()
     catch_up = update(ReplicaRow).where(ReplicaRow.role == "warm-up").values(state=RUNNING)
     catalog.write(lambda s: s.execute(catch_up))
-    coordinator.tick(catalog)
+    coordinator.tick(catalog, lease_ms=LEASE_MS)
     assert not group.moving()
     catalog.write(lambda s: s.execute(update(JobRow).values(rebalance_at_ms=1)))
-    coordinator.tick(catalog)
+    coordinator.tick(catalog, lease_ms=LEASE_MS)
     assert group.moving()
 
 
