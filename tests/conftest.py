@@ -60,9 +60,16 @@ def redis_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(postgres_server: str) -> str:
+def postgres_admin(postgres_server: str) -> Iterator[psycopg.Connection]:
+    """A connection to the server that makes databases and drops them: a session less for each."""
+    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str, postgres_admin: psycopg.Connection) -> str:
     """The name of a migrated database to copy."""
-    _execute(postgres_server, "CREATE DATABASE migrated")
+    postgres_admin.execute("CREATE DATABASE migrated")
     upgrade(f"{postgres_server}/migrated")
     return "migrated"
 
@@ -82,10 +89,11 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         yield f"sqlite:///{tmp_path}/catalog.db"
         return
     server: str = request.getfixturevalue("postgres_server")
+    admin: psycopg.Connection = request.getfixturevalue("postgres_admin")
     name = f"empty_{next(NAMES)}"
-    _execute(server, f"CREATE DATABASE {name}")
+    admin.execute(f"CREATE DATABASE {name}")
     yield f"{server}/{name}"
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @contextmanager
@@ -97,13 +105,14 @@ def database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         yield f"sqlite:///{path}"
         return
     server: str = request.getfixturevalue("postgres_server")
+    admin: psycopg.Connection = request.getfixturevalue("postgres_admin")
     template: str = request.getfixturevalue("migrated_postgres")
     name = f"test_{next(NAMES)}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+    admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     try:
         yield f"{server}/{name}"
     finally:
-        _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(params=DATABASES)
@@ -111,6 +120,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     """The URL of a migrated, empty catalog: SQLite, then Postgres."""
     with database(request, tmp_path) as url:
         yield url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, migrated_sqlite: bytes) -> str:
+    """The URL of a migrated, empty catalog on SQLite, for what does not ask what the catalog is on."""
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
+    return f"sqlite:///{tmp_path}/catalog.db"
 
 
 @pytest.fixture
@@ -131,8 +147,3 @@ def open_catalog(database_url: str) -> Iterator[Callable[[], Catalog]]:
 def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
     """A migrated, empty catalog: on SQLite, then on Postgres."""
     return open_catalog()
-
-
-def _execute(server: str, statement: str) -> None:
-    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
-        connection.execute(statement)

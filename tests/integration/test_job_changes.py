@@ -29,8 +29,8 @@ PATH = "/v1/jobs/visits"
 
 
 @pytest.fixture
-def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
-    with serving(tmp_path, database_url, max_json_bytes=20_000) as running:
+def service(tmp_path: Path, sqlite_url: str) -> Iterator[Serving]:
+    with serving(tmp_path, sqlite_url, max_json_bytes=20_000) as running:
         _prepare(running)
         yield running
 

@@ -32,9 +32,9 @@ def records(*keys: str, first: int = 1_000) -> Json:
 
 
 @pytest.fixture
-def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
+def service(tmp_path: Path, sqlite_url: str) -> Iterator[Serving]:
     """A stopped job, trusting its two partitions, over ten records of the first."""
-    with serving(tmp_path, database_url) as running:
+    with serving(tmp_path, sqlite_url) as running:
         http = running.client("writer")
         http.post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
         http.post("/v1/streams/clicks/records", json=records(*"abcdefghij")).raise_for_status()

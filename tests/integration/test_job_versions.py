@@ -37,9 +37,9 @@ def _prepare(running: Serving, state: str) -> None:
 
 
 @pytest.fixture
-def api(tmp_path: Path, database_url: str) -> Iterator[httpx.Client]:
+def api(tmp_path: Path, sqlite_url: str) -> Iterator[httpx.Client]:
     """A writer at a service with a stopped job."""
-    with serving(tmp_path, database_url) as running:
+    with serving(tmp_path, sqlite_url) as running:
         _prepare(running, "stopped")
         yield running.client("writer")
 

@@ -16,8 +16,8 @@ JOB: dict[str, Any] = {"name": "visits", "source": "clicks", "operators": [ONCE]
 
 
 @pytest.fixture
-def service(tmp_path: Path, database_url: str) -> Iterator[Serving]:
-    with serving(tmp_path, database_url, max_json_bytes=20_000) as running:
+def service(tmp_path: Path, sqlite_url: str) -> Iterator[Serving]:
+    with serving(tmp_path, sqlite_url, max_json_bytes=20_000) as running:
         running.client().post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
         yield running
 
