@@ -91,7 +91,7 @@ def api(host: Host = None, port: Port = None) -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def instance(
     context: typer.Context,
-    api: Annotated[str, typer.Option("--api", help="Where the API is reached.")],
+    api: Annotated[list[str], typer.Option("--api", help="Where the API is reached; several: repeated, or by commas.")],
     spark_master: Annotated[str | None, typer.Option(help="As in spark-submit; default MILLRACE_SPARK_MASTER.")] = None,
 ) -> None:
     """Attach a Spark application to the API; it runs jobs until SIGTERM.
@@ -102,7 +102,16 @@ def instance(
     master = spark_master or _settings().spark_master
     if not master:
         _fail("say where Spark is: --spark-master, or MILLRACE_SPARK_MASTER")
-    command = [sys.executable, "-m", "spark_jobs.instance", "--api", api, "--spark-master", master, *context.args]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_jobs.instance",
+        "--api",
+        ",".join(api),
+        "--spark-master",
+        master,
+        *context.args,
+    ]
     os.execv(sys.executable, command)  # noqa: S606  no shell is wanted: the process becomes the instance
 
 

@@ -38,18 +38,22 @@ class JoinRequest(msgspec.Struct, frozen=True):
     name: Id
     incarnation: Id
     host: Text
-    cores: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    cores: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
     spark: dict[str, str] = {}
     tags: dict[str, str] = {}
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True):
-    """An instance says that it lives, what it runs (job id → slots), and which answer it knows."""
+    """An instance says that it lives, what it runs (job id → slots), and which answer it knows; how many cores it has
+    now (null: as it joined), and what its Spark lacks (`no_cores`; "": nothing).
+    """
 
     incarnation: Id
     jobs: dict[str, Count] = {}
     known: str = ""
     wait_ms: WaitMs = 0
+    cores: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    shortage: Literal["", "no_cores"] = ""
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):

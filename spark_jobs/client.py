@@ -28,7 +28,6 @@ from urllib3.exceptions import HTTPError
 
 from service import backoff
 from service.protocol import (
-    MAX_WAIT_MS,
     ChunkRange,
     CommitRequest,
     FailRequest,
@@ -61,6 +60,7 @@ CONNECT_S = 2.0
 CONNECTIONS = 4  # kept alive: that of the loop, and of the thread that keeps the lease
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _ASK_AGAIN = {429, 500, 502, 503, 504}
+_ASK_ELSEWHERE = {502, 503, 504}  # this one can not, another may
 
 
 class ApiError(Exception):
@@ -98,21 +98,24 @@ class SlotPlace:
 
 
 class Api:
-    """Keep-alive connections to the API. Safe to share between threads.
+    """Keep-alive connections to the API, of which there may be several processes: `urls`, with commas between them. One
+    is asked until it can not be reached or can not answer, then the next. Safe to share between threads.
 
     Each tick of a slot asks twice. Measured beside each other, processor time of a request: urllib3 0.4 to 0.5 of httpx
     (which was half of all that a slot does between a poll's answer and its commit), http.client 0.2.
     """
 
-    def __init__(self, url: str, key: str) -> None:
-        self._url = url.rstrip("/")
-        self._pools = _pools_for(url, {"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
+    def __init__(self, urls: str, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._places = [(url.rstrip("/"), _pools_for(url, headers)) for url in urls.split(",")]
+        self._at = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pools.clear()
+        for _url, pools in self._places:
+            pools.clear()
 
     # ------------------------------------------------------------ instances
 
@@ -120,10 +123,9 @@ class Api:
         """Join under a stable name; the same name keeps its id. Raises ApiError."""
         return self._ask(JoinedInstance, "POST", "/v1/instances:join", instance)
 
-    def heartbeat(self, instance_id: str, incarnation: str, running: Mapping[str, int], known: str) -> WantedJobs:
-        """Keep the lease; waits for an answer that differs from `known`. Raises ApiError."""
-        beat = HeartbeatRequest(incarnation, dict(running), known, MAX_WAIT_MS)
-        return self._ask(WantedJobs, "POST", f"/v1/instances/{instance_id}:heartbeat", beat, wait_s=MAX_WAIT_MS / 1000)
+    def heartbeat(self, instance_id: str, beat: HeartbeatRequest) -> WantedJobs:
+        """Keep the lease; waits for an answer that differs from the known one. Raises ApiError."""
+        return self._ask(WantedJobs, "POST", f"/v1/instances/{instance_id}:heartbeat", beat, wait_s=beat.wait_ms / 1000)
 
     def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
         """Leave with all slots; with `drain` each of them is asked to leave first, and may commit. Raises ApiError."""
@@ -203,15 +205,23 @@ class Api:
 
     def _ask_once(self, method: str, path: str, content: bytes | None, wait_s: float) -> bytes:
         timeout = Timeout(connect=CONNECT_S, read=ANSWER_S + wait_s)
+        at = self._at
+        url, pools = self._places[at]
         try:
-            answer = self._pools.urlopen(
-                method, self._url + path, body=content, timeout=timeout, retries=False, redirect=False
-            )
+            answer = pools.urlopen(method, url + path, body=content, timeout=timeout, retries=False, redirect=False)
         except HTTPError as error:
+            self._leave(at)
             raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
+        if answer.status in _ASK_ELSEWHERE:
+            self._leave(at)
         if answer.status >= 300:
             raise _refusal(path, answer.status, answer.data)
         return answer.data
+
+    def _leave(self, at: int) -> None:
+        """The next request asks the next one, unless another thread has seen to that."""
+        if self._at == at:
+            self._at = (at + 1) % len(self._places)
 
 
 def slot_path(instance_id: str, slot_id: str) -> str:

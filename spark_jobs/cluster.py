@@ -1,4 +1,4 @@
-"""The cluster of an application, as Spark's JVM knows it: which executors there are, and when to look again.
+"""The cluster of an application, as Spark's JVM knows it: its executors, when to look again, whether masters have it.
 
 It knows the JVM's objects and py4j. It refuses to know what follows from what it finds (`watch`).
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
@@ -51,6 +53,42 @@ def listen(context: SparkContext) -> threading.Event:
     return listener.happened
 
 
-def executors_of(context: SparkContext) -> frozenset[str]:
-    """The ids of the executors that are there; an id is never another's. Raises Py4JError when the JVM ends."""
-    return frozenset(context._jsc.sc().schedulerBackend().getExecutorIds().mkString(" ").split())
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the JVM says of its application: its executors, how many cores they have, and whether Spark has ended it."""
+
+    executors: frozenset[str]
+    cores: int
+    is_stopped: bool
+
+
+def look_at(context: SparkContext) -> Look:
+    """The application on a cluster, now. Raises Py4JError when the JVM ends."""
+    spark = context._jsc.sc()
+    if spark.isStopped():
+        return Look(frozenset(), 0, is_stopped=True)
+    backend = spark.schedulerBackend()
+    executors = frozenset(backend.getExecutorIds().mkString(" ").split())
+    return Look(executors, int(backend.totalCoreCount()), is_stopped=False)
+
+
+def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
+    """Whether the standalone masters of a URL (`spark://a:7077,b:7077`) have an application; None: none that decides
+    answers, for it is away or recovers.
+
+    By Spark's own protocol and secret, as their pages do; waits as long as Spark does for who is away.
+    """
+    jvm, backend = context._jvm, context._jsc.sc().schedulerBackend()
+    request = getattr(jvm.org.apache.spark.deploy, "DeployMessages$RequestMasterState$").__getattr__("MODULE$")
+    kind = jvm.java.lang.Class.forName("org.apache.spark.deploy.DeployMessages$MasterStateResponse")
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            at = jvm.org.apache.spark.rpc.RpcAddress(host, int(port))
+            endpoint = backend.rpcEnv().setupEndpointRef(at, "Master")
+            state = endpoint.askSync(request, jvm.scala.reflect.ClassTag.apply(kind))
+        except Py4JJavaError:
+            continue
+        if state.status().toString() == "ALIVE":
+            return any(app.id() == app_id for app in state.activeApps())
+    return None

@@ -25,18 +25,18 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark import InheritableThread, SparkContext
 
 from service import logs
-from service.protocol import JoinedInstance, JoinRequest, WantedJob
+from service.protocol import MAX_WAIT_MS, HeartbeatRequest, JoinedInstance, JoinRequest, WantedJob
 from service.storage.private import keep_private, private_folder
 from spark_jobs import cluster, pulse, session
 from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable
-from spark_jobs.watch import ExecutorWatch
+from spark_jobs.watch import ASK_EVERY_S, LOOK_EVERY_S, ApplicationWatch, CoreCount, End, ExecutorWatch
 
 BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -58,6 +58,7 @@ class Options:
     spark_master: str
     name: str
     cores: int | None
+    spark_patience_s: float
     replica_dir: Path
     has_ui: bool
     watches_stdin: bool
@@ -68,10 +69,10 @@ class Options:
 def parse(arguments: Sequence[str]) -> Options:
     """The command line; the only reader of the environment in this package."""
     parser = argparse.ArgumentParser(prog="millrace instance", description="Attach a Spark application to the API.")
-    parser.add_argument("--api", required=True, help="where the API is reached")
+    parser.add_argument("--api", required=True, action="append", help="where the API is reached; several: repeated")
     parser.add_argument("--spark-master", required=True, help="as in spark-submit; local[N] for N slots a job")
     parser.add_argument("--name", default=_host_name(), help="who this is: no two at once may have one name")
-    parser.add_argument("--cores", type=_positive, help="slots that a job may have here; default: what the master says")
+    parser.add_argument("--cores", type=_positive, help="cores: spark.cores.max; of local[N]: slots of a job")
     replicas = os.environ.get("MILLRACE_REPLICA_DIR") or Path(tempfile.gettempdir(), "millrace-replicas")
     parser.add_argument("--replica-dir", type=Path, default=Path(replicas), help="on each executor's own disk")
     parser.add_argument("--spark-ui", action="store_true", help="serve Spark's UI (on a cluster it always is)")
@@ -86,12 +87,13 @@ def parse(arguments: Sequence[str]) -> Options:
     if spark_auth == "on" and session.needs_secret(found.spark_master) and not spark_secret:
         parser.error("MILLRACE_SPARK_SECRET is not set: the spark.authenticate.secret of this cluster (security.md)")
     return Options(
-        api=found.api.rstrip("/"),
+        api=",".join(url.strip().rstrip("/") for urls in found.api for url in urls.split(",") if url.strip()),
         api_key=os.environ.get(session.API_KEY, ""),
         log_level=log_level,
         spark_master=found.spark_master,
         name=found.name,
         cores=found.cores,
+        spark_patience_s=_milliseconds(parser, "MILLRACE_SPARK_PATIENCE_MS", 30_000) / 1000,
         replica_dir=found.replica_dir.absolute(),
         has_ui=found.spark_ui,
         watches_stdin=found.watch_stdin,
@@ -127,7 +129,7 @@ def main() -> int:
 
 def _start_spark(options: Options) -> SparkContext:
     has = {"has_ui": options.has_ui, "has_auth": options.has_spark_auth}
-    settings = session.settings_for(options.spark_master, name=options.name, **has)
+    settings = session.settings_for(options.spark_master, name=options.name, cores=options.cores, **has)
     secrets = session.secrets_for(options.spark_master, api_key=options.api_key, spark_secret=options.spark_secret)
     return session.start_spark(settings, secrets)
 
@@ -141,7 +143,9 @@ class Instance:
         self._member: JoinedInstance | None = None
         self._jobs: dict[str, JobRun] = {}
         self._guard = threading.Lock()  # of _jobs: heartbeats start them, the end stops them
+        self._is_local = session.is_local(options.spark_master)
         self._joins = self._cores = 0
+        self._shortage: Literal["", "no_cores"] = ""
         self._joined_again_s = -math.inf
         self._code = 0
         self._log = structlog.get_logger().bind(instance=options.name)
@@ -149,8 +153,8 @@ class Instance:
     def run(self) -> int:
         """Be a member until asked to stop, then let the slots commit what they have, and leave."""
         InheritableThread(target=self._keep_heart, name="heartbeat", daemon=True).start()
-        if not session.is_local(self._options.spark_master):
-            threading.Thread(target=self._watch_executors, name="executors", daemon=True).start()
+        if not self._is_local:
+            self._watch_cluster()
         self._asked_to_stop.wait()
         self._drain()
         return self._code
@@ -172,7 +176,9 @@ class Instance:
         while self._code == 0:
             try:
                 member = self._member or self._join()
-                wanted = self._api.heartbeat(member.instance_id, self._incarnation, self._running(), known)
+                has: dict[str, Any] = {} if self._is_local else {"cores": self._cores, "shortage": self._shortage}
+                beat = HeartbeatRequest(self._incarnation, self._running(), known, MAX_WAIT_MS, **has)
+                wanted = self._api.heartbeat(member.instance_id, beat)
                 known = wanted.version
                 self._reconcile(wanted.jobs)
                 self._look_after(member)
@@ -189,12 +195,11 @@ class Instance:
                 self._give_up(REFUSED, str(error))
 
     def _warm_up(self) -> None:
-        """Beside the join where the cores are known, before it where the cluster must tell them."""
-        master = self._options.spark_master
-        known = self._options.cores or session.cores_in(master) or (os.cpu_count() if session.is_local(master) else 0)
-        if known:
-            InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
-        self._cores = known or session.cores_of(self._context)
+        """Beside the join: on a cluster the first executor may come late."""
+        InheritableThread(target=session.warm_up, args=(self._context,), name="warm-up", daemon=True).start()
+        if self._is_local:
+            master = self._options.spark_master
+            self._cores = self._options.cores or session.cores_in(master) or os.cpu_count() or 1
 
     def _join(self) -> JoinedInstance:
         context, options = self._context, self._options
@@ -207,9 +212,53 @@ class Instance:
         self._log.info("instance_joined", id=member.instance_id, cores=self._cores, spark=spark)
         return member
 
-    def _watch_executors(self) -> None:
-        watch = ExecutorWatch(lambda: cluster.executors_of(self._context), self._lose)
-        watch.run(cluster.listen(self._context), self._asked_to_stop)
+    # ------------------------------------------------------------ the cluster
+
+    def _watch_cluster(self) -> None:
+        """Two threads: one asks the JVM, the other the masters, who may keep it waiting beyond its patience."""
+        master, has_masters = self._options.spark_master, session.needs_secret(self._options.spark_master)
+        watch = ApplicationWatch(self._options.spark_patience_s, time.monotonic(), has_masters)
+        threading.Thread(target=self._keep_watch, args=(watch,), name="application", daemon=True).start()
+        if has_masters:
+            threading.Thread(target=self._ask_masters, args=(watch, master), name="masters", daemon=True).start()
+
+    def _keep_watch(self, watch: ApplicationWatch) -> None:
+        """As the heart: an instance over which nobody watches by a fault of ours ends."""
+        try:
+            self._watch_application(watch)
+        finally:
+            if not self._asked_to_stop.is_set():
+                self._give_up(BROKEN, "its watch over the cluster ended")
+
+    def _watch_application(self, watch: ApplicationWatch) -> None:
+        """Until asked to stop: say which executors were lost, count cores, end where it can not go on."""
+        happened = cluster.listen(self._context)
+        executors = ExecutorWatch(self._lose)
+        cores = CoreCount(self._options.cores, self._options.spark_patience_s)
+        while not self._asked_to_stop.is_set():
+            happened.wait(LOOK_EVERY_S)
+            happened.clear()
+            try:
+                look = cluster.look_at(self._context)
+            except (Py4JError, OSError):
+                self._asked_to_stop.wait()  # the JVM ends, and with it this process
+                return
+            now_s = time.monotonic()
+            executors.note(look.executors)
+            watch.note_executors(now_s, len(look.executors))
+            self._cores = cores.note(now_s, look.cores)
+            self._shortage = "" if look.executors else "no_cores"
+            end = End.APPLICATION_GONE if look.is_stopped else watch.end(now_s)
+            if end is not None:
+                self._give_up(end, end.name.lower())
+
+    def _ask_masters(self, watch: ApplicationWatch, master: str) -> None:
+        while not self._asked_to_stop.wait(ASK_EVERY_S):
+            try:
+                is_known = cluster.ask_masters(self._context, master, self._context.applicationId)
+            except (Py4JError, OSError):
+                is_known = None  # Spark ends, or will
+            watch.note_masters(time.monotonic(), is_known)
 
     def _lose(self, executors: Collection[str]) -> bool:
         """Say that executors were lost; False: nobody could be told."""
@@ -226,6 +275,8 @@ class Instance:
         return True
 
     def _give_up(self, code: int, why: str) -> None:
+        if self._code:
+            return
         self._log.critical("instance_gives_up", why=why)
         self._code = code
         self._asked_to_stop.set()
@@ -265,8 +316,11 @@ class Instance:
 
     def _drain(self) -> None:
         """Slots hand their tasks to others, as far as the API lets them wait for that, commit and leave; the instance
-        leaves when they have, or DRAIN_S later.
+        leaves when they have, or DRAIN_S later. Without executors there is nobody to wait for.
         """
+        if self._code in (End.EXECUTORS_LOST, End.APPLICATION_GONE):
+            self._leave(drain=False)
+            return
         with self._guard:
             jobs = list(self._jobs.values())
             for job in jobs:
@@ -365,6 +419,13 @@ def _positive(text: str) -> int:
     if count < 1:
         raise argparse.ArgumentTypeError("is 1 or more")
     return count
+
+
+def _milliseconds(parser: argparse.ArgumentParser, variable: str, default: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal() or int(text) < 1:
+        parser.error(f"{variable} is {text!r}: it is a number of ms, 1 or more")
+    return int(text)
 
 
 def _host_name() -> str:

@@ -23,7 +23,6 @@ from spark_jobs.client import SlotPlace
 
 API_KEY = "MILLRACE_API_KEY"  # the variable in which a slot finds its key
 SLOT_THREADS = 1024  # of a local master: one a slot; those that wait for a job cost nothing
-SETTLED_S = 2.0
 UNLIMITED = 1_000_000  # failures of one slot that Spark answers by starting it again
 _LOOPBACK = "127.0.0.1"
 _WARNS_OF_EACH_POOL = "org.apache.spark.scheduler.FairSchedulableBuilder"  # that it makes without a file of pools
@@ -90,8 +89,12 @@ def needs_secret(master: str) -> bool:
     return master.startswith("spark://")
 
 
-def settings_for(master: str, *, name: str, has_ui: bool, has_auth: bool = True) -> dict[str, str]:
-    """All Spark settings of an instance called `name` that anybody may see; `has_auth` counts on a cluster alone."""
+def settings_for(
+    master: str, *, name: str, has_ui: bool, has_auth: bool = True, cores: int | None = None
+) -> dict[str, str]:
+    """All Spark settings of an instance called `name` that anybody may see; `has_auth` counts on a cluster alone,
+    `cores` on a standalone one: what it takes of it, at most.
+    """
     place = EMBEDDED | AUTHENTICATED if is_local(master) else CLUSTER | (AUTHENTICATED if has_auth else {})
     return {
         **RESIDENT_SLOTS,
@@ -99,6 +102,7 @@ def settings_for(master: str, *, name: str, has_ui: bool, has_auth: bool = True)
         **SMALL_DRIVER,
         **PRIVATE,
         **place,
+        **({"spark.cores.max": str(cores)} if cores and needs_secret(master) else {}),
         # N of local[N] says how many slots a job may have; the threads behind it must do for all jobs.
         "spark.master": f"local[{SLOT_THREADS},{UNLIMITED}]" if is_local(master) else master,
         "spark.app.name": f"millrace {name}",
@@ -137,17 +141,6 @@ def warm_up(context: SparkContext) -> None:
     """Have a worker daemon import what slots need (2 s), so that the first job finds it done."""
     context.setJobGroup("warm-up", "warm-up")
     context.parallelize([0], 1).foreach(_nothing)
-
-
-def cores_of(context: SparkContext) -> int:
-    """The cores of the cluster's executors, once all that are coming have come: none for SETTLED_S."""
-    warm_up(context)  # returns when the first executor has run it
-    cores, since_s = int(context.defaultParallelism), time.monotonic()
-    while time.monotonic() - since_s < SETTLED_S:
-        time.sleep(0.1)
-        if context.defaultParallelism != cores:
-            cores, since_s = int(context.defaultParallelism), time.monotonic()
-    return cores
 
 
 def run_slots(context: SparkContext, job_name: str, slots: int, place: SlotPlace) -> None:

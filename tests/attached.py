@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,6 +67,11 @@ class Attached:
         """The instance as the API shows it, once this process has joined."""
         wait_until(lambda: self._shown().get("state") == "live", timeout_s, f"{self.name} to join; see {self.log}")
         return self._shown()
+
+    def wait_until_it_has(self, **shown: Any) -> None:
+        """Until the API shows it so."""
+        is_so = lambda: shown.items() <= self._shown().items()  # noqa: E731
+        wait_until(is_so, PATIENCE_S, f"{self.name} to have {shown}; see {self.log}")
 
     def _shown(self) -> dict[str, Any]:
         found = self.running.call("GET", "/v1/instances")["items"]
@@ -120,22 +127,37 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 @dataclass
 class Standalone:
-    """A Spark standalone cluster on loopback: one master, two workers, and the secret that they ask for."""
+    """A Spark standalone cluster on loopback: one master, two workers, and the secret that they ask for. The master
+    keeps its state in the folder `recovery`.
+    """
 
     master: str
     secret: str
     daemons: list[subprocess.Popen[bytes]]
+    recovery: Path
+    start_master: Callable[[], subprocess.Popen[bytes]]
 
     def executors(self) -> list[psutil.Process]:
         """The executors' JVMs, over all workers."""
         return [child for daemon in self.daemons for child in psutil.Process(daemon.pid).children()]
+
+    def restart_master(self, *, forgets: bool) -> None:
+        """SIGKILL, then another one at its address, who finds what the former one kept, or nothing."""
+        self.daemons[0].kill()
+        self.daemons[0].wait()
+        if forgets:
+            shutil.rmtree(self.recovery)
+            self.recovery.mkdir()
+        self.daemons[0] = self.start_master()
 
 
 @contextmanager
 def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Standalone]:
     """Start a cluster from the pip package; ends with the block."""
     home, conf, secret = Path(pyspark.__file__).parent, folder / "conf", secrets.token_urlsafe(32)
+    recovery = folder / "recovery"
     conf.mkdir()
+    recovery.mkdir()
     (conf / "spark-defaults.conf").write_text(
         f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.network.crypto.enabled true\n"
     )
@@ -146,14 +168,15 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_CONF_DIR": str(conf),
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+        f" -Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={recovery}",
     }
     master = f"spark://{LOOPBACK}:{free_port()}"
     package = "org.apache.spark.deploy"
     with ExitStack() as opened:
 
         def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-            log = opened.enter_context((folder / f"{name}.log").open("wb"))
+            log = opened.enter_context((folder / f"{name}.log").open("ab"))
             command = [str(home / "bin" / "spark-class"), *arguments]
             process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder)
             opened.callback(_end, process)
@@ -161,7 +184,8 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
 
         where = ["--host", LOOPBACK, "--webui-port", "0"]
         port = master.rpartition(":")[2]
-        master_process = start("master", f"{package}.master.Master", *where, "--port", port)
+        start_master = partial(start, "master", f"{package}.master.Master", *where, "--port", port)
+        master_process = start_master()
         size = ["--cores", "16", "--memory", "2g"]
         workers = [
             start(
@@ -179,7 +203,7 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
         wait_until(
             lambda: len(re.findall("Registering worker", log.read_text())) == 2, PATIENCE_S, f"two workers; see {log}"
         )
-        yield Standalone(master, secret, [master_process, *workers])
+        yield Standalone(master, secret, [master_process, *workers], recovery, start_master)
 
 
 def free_port() -> int:

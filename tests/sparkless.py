@@ -54,7 +54,7 @@ def main() -> None:
     url, replica_dir, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     daemon.die_with_parent()
     daemon.load()
-    from service.protocol import JoinRequest
+    from service.protocol import MAX_WAIT_MS, HeartbeatRequest, JoinRequest
     from spark_jobs.client import Api, Gone, SlotPlace, Unreachable
 
     key, incarnation = os.environ["MILLRACE_API_KEY"], uuid.uuid4().hex
@@ -64,7 +64,10 @@ def main() -> None:
         known = ""
         while True:
             try:
-                wanted = api.heartbeat(member.instance_id, incarnation, {i: len(s) for i, s in slots.items()}, known)
+                wanted = api.heartbeat(
+                    member.instance_id,
+                    HeartbeatRequest(incarnation, {i: len(s) for i, s in slots.items()}, known, MAX_WAIT_MS),
+                )
             except (Unreachable, Gone):
                 return
             known = wanted.version

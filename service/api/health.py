@@ -93,7 +93,7 @@ async def healthz() -> Response:
 )
 def readyz(request: Request) -> Response:
     """Whether jobs can run: database, storage (can be written, has room), Redis if it is set, the service's own loops,
-    a live instance.
+    a live instance that has cores.
     """
     state = request.state
     parts = {
@@ -106,7 +106,7 @@ def readyz(request: Request) -> Response:
     if (redis_url := state.settings.redis_url) is not None:
         parts["redis"] = _probe("Redis", lambda: ping_views(redis_url))
     if parts["database"] == "ok":
-        parts["instances"] = "ok" if state.catalog.read(totals.live_instances) else "none is alive"
+        parts["instances"] = state.catalog.read(totals.instances_standing)
     is_ready = all(part == "ok" for part in parts.values())
     return answer({"status": "ready" if is_ready else "not_ready", "parts": parts}, 200 if is_ready else 503)
 

@@ -79,7 +79,7 @@ class SlotView(BaseModel):
 
 
 class InstanceView(BaseModel):
-    """A Spark application that is, or was, attached."""
+    """A Spark application that is, or was, attached. `shortage`: what its Spark lacks; `no_cores`: executors."""
 
     id: str
     name: str
@@ -87,6 +87,7 @@ class InstanceView(BaseModel):
     incarnation: str
     host: str
     cores: int
+    shortage: Literal["no_cores"] | None
     tags: dict[str, str]
     spark: dict[str, Any]
     slots: list[SlotView]
@@ -133,7 +134,14 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
     until = _deadline(body.wait_ms, state.settings.lease_ms)
     while True:
         seen = state.hub.seen
-        found = await run_in_threadpool(coordinator.heartbeat, state.catalog, instance, incarnation=body.incarnation)
+        found = await run_in_threadpool(
+            coordinator.heartbeat,
+            state.catalog,
+            instance,
+            incarnation=body.incarnation,
+            cores=body.cores,
+            shortage=body.shortage,
+        )
         left = until - time.monotonic()
         if found.version != body.known or left <= 0 or state.hub.is_closed:
             return _answer(found)
@@ -335,6 +343,7 @@ def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
             "incarnation": row.incarnation,
             "host": row.host,
             "cores": row.cores,
+            "shortage": row.shortage or None,
             "tags": row.tags,
             "spark": row.spark,
             "slots": slots[row.id],

@@ -395,8 +395,7 @@ class ReplicaRow(CatalogTable):
 class InstanceRow(CatalogTable):
     """A Spark application. Its name and id stay when its process is replaced; `incarnation` tells which it is.
     `leave_by_ms`: of one that leaves, until when its slots may keep their tasks.
-    `cores_of`: "job", each job may have so many slots here; "instance", all jobs share them. `shortage`: what its Spark
-    lacks, as a code, or "".
+    `shortage`: what its Spark lacks, as a code, or "".
     """
 
     __tablename__ = "instances"
@@ -413,7 +412,6 @@ class InstanceRow(CatalogTable):
     lease_until_ms: Mapped[int]
     joined_ms: Mapped[int]
     leave_by_ms: Mapped[int | None]
-    cores_of: Mapped[str] = mapped_column(default="job")
     shortage: Mapped[str] = mapped_column(default="")
 
 
@@ -421,8 +419,7 @@ class SlotRow(CatalogTable):
     """A resident Spark task of a job, and the node that it keeps its copies on; a new one with the same instance, job
     and index takes its place.
 
-    `executor`: the Spark executor that it runs in ("": not known). `is_surplus`: it has to leave, for its core is
-    another job's.
+    `executor`: the Spark executor that it runs in ("": not known).
     """
 
     __tablename__ = "slots"
@@ -439,7 +436,6 @@ class SlotRow(CatalogTable):
     joined_ms: Mapped[int]
     gone_ms: Mapped[int | None]
     executor: Mapped[str] = mapped_column(default="")
-    is_surplus: Mapped[bool] = mapped_column(default=False)
 
 
 class RebalanceRow(CatalogTable):

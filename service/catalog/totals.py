@@ -17,8 +17,9 @@ from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms
 from service.catalog.inputs import Lag, TaskInput, inputs_of_all, inputs_of_job, lag_of, unread_of_repartitions
+from service.catalog.job_states import STAFFED
 from service.catalog.jobs import READS_USER, of_job
-from service.catalog.replicas import ACTIVE
+from service.catalog.replicas import ACTIVE, HAS_OWNER
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
@@ -205,6 +206,19 @@ _REPARTITION_BYTES = (
 _REBALANCES = (
     select(JobRow.name, func.count()).join(RebalanceRow, RebalanceRow.job_id == JobRow.id).group_by(JobRow.name)
 )
+
+
+def instances_standing(s: Session) -> str:
+    """`ok` where a live instance lacks nothing, else what is missing."""
+    is_live = (InstanceRow.state == "live", InstanceRow.lease_until_ms > now_ms(s))
+    shortages = s.scalars(select(InstanceRow.shortage).where(*is_live).distinct()).all()
+    if not shortages:
+        return "none is alive"
+    if "" in shortages:
+        return "ok"
+    waiting = select(func.count()).select_from(TaskRow).join(JobRow, JobRow.id == TaskRow.job_id)
+    count = s.scalars(waiting.where(JobRow.state.in_(STAFFED), ~HAS_OWNER)).one()
+    return f"{count} tasks wait for cores" if count else "no cores"
 
 
 def live_instances(s: Session) -> int:

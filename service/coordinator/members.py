@@ -31,6 +31,7 @@ _INSTANCE = (
     .add_columns(InstanceRow.lease_until_ms - Now())
     .where(InstanceRow.id == bindparam("instance_id"))
 )
+_RESOURCES = select(InstanceRow.cores, InstanceRow.shortage).where(InstanceRow.id == bindparam("instance_id"))
 _WANTED_JOBS = (
     select(JobRow.id, JobRow.name, JobRow.parallelism, func.count())
     .join(TaskRow, TaskRow.job_id == JobRow.id)
@@ -64,18 +65,23 @@ def join_instance(
     if instance.state != LIVE or instance.incarnation != incarnation:
         instance.joined_ms = at
     instance.incarnation, instance.host, instance.cores, instance.state = incarnation, host, cores, LIVE
-    instance.tags, instance.spark = tags or {}, spark or {}
+    instance.tags, instance.spark, instance.shortage = tags or {}, spark or {}, ""
     instance.lease_ms, instance.lease_until_ms = lease_ms, at + lease_ms
     s.add(instance)
     s.flush()
     return instance
 
 
-def heartbeat(catalog: Catalog, instance_id: str, *, incarnation: str) -> WantedJobs:
-    """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer.
+def heartbeat(
+    catalog: Catalog, instance_id: str, *, incarnation: str, cores: int | None = None, shortage: str = ""
+) -> WantedJobs:
+    """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer. `cores`,
+    `shortage`: what it has now (None: as it joined), and what its Spark lacks.
 
-    Writes nothing while most of the lease is left. Raises UnknownInstance, InstanceGone.
+    Writes nothing while most of the lease is left and nothing else is new. Raises UnknownInstance, InstanceGone.
     """
+    if catalog.read(_has_other, instance_id, cores, shortage):
+        catalog.write(_note_resources, instance_id, incarnation, cores, shortage)
     answer, is_due = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
     if is_due:
         catalog.write(_renew_instance, instance_id, incarnation=incarnation)
@@ -127,6 +133,19 @@ def _begin_to_leave(s: Session, instance: InstanceRow, timeout_ms: int) -> None:
         wake(s, job_topic(job.id))
 
 
+def _has_other(s: Session, instance_id: str, cores: int | None, shortage: str) -> bool:
+    """Whether an instance has other resources than the catalog says."""
+    row = s.execute(_RESOURCES, {"instance_id": instance_id}).one_or_none()
+    return row is not None and (row[1] != shortage or cores not in (None, row[0]))
+
+
+def _note_resources(s: Session, instance_id: str, incarnation: str, cores: int | None, shortage: str) -> None:
+    instance = s.get_one(InstanceRow, instance_id)
+    if instance.incarnation == incarnation:
+        instance.shortage = shortage
+        instance.cores = instance.cores if cores is None else cores
+
+
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
@@ -134,7 +153,7 @@ def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[
     name, current, state, cores, lease_ms, left_ms = row
     if state not in PRESENT or current != incarnation:
         raise InstanceGone(name)
-    jobs = _wanted_jobs(s, cores) if state == LIVE else []
+    jobs = _wanted_jobs(s, cores) if state == LIVE and cores else []
     version = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()[:16]
     return WantedJobs(jobs, version, lease_ms), is_renewal_due(left_ms, lease_ms)
 

@@ -58,7 +58,7 @@ def rebalance(s: Session, job: JobRow, reason: str) -> None:
 
 def slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
     """How many slots of a job an instance with so many cores runs."""
-    return min(parallelism or cores, tasks)
+    return min(parallelism or cores, tasks) if cores else 0
 
 
 def gather(s: Session, job: JobRow, delay_ms: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.running import PATIENCE_S, wait_until
+from service.protocol import HeartbeatRequest
 from service.streams.operators import installed_aggregators
 from spark_jobs.client import Gone
 from spark_jobs.slot import Slot
@@ -73,7 +74,7 @@ def world(slow: ModuleType, tmp_path: Path, migrated_sqlite: bytes) -> Iterator[
 def _beat(world: World, ended: threading.Event) -> None:
     """As the instance's driver: only the slot is slow."""
     while not ended.wait(LEASE_MS / 5_000):
-        world.api.heartbeat(world.member.instance_id, "1", {}, "")
+        world.api.heartbeat(world.member.instance_id, HeartbeatRequest("1"))
 
 
 def out_of(world: World) -> list[Any]:

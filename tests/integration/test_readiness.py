@@ -57,3 +57,31 @@ def test_what_was_found_is_known_for_a_moment(
     shutil.rmtree(tmp_path / "storage")
     (tmp_path / "storage").touch()
     assert check() == found
+
+
+def test_instances_without_cores_are_not_ready_and_say_how_many_tasks_wait(serve: Serve) -> None:
+    service = serve()
+    admin, driver = service.client("admin"), service.client("instance")
+
+    def standing() -> tuple[int, str]:
+        answer = service.client(None).get("/readyz")
+        return answer.status_code, answer.json()["parts"]["instances"]
+
+    def beat(shortage: str) -> None:
+        body = {"incarnation": "1", "cores": 0 if shortage else 2, "shortage": shortage}
+        driver.post(f"/v1/instances/{instance}:heartbeat", json=body).raise_for_status()
+
+    assert standing() == (503, "none is alive")
+    joining = {"name": "i", "incarnation": "1", "host": "here", "cores": 0}
+    instance = driver.post("/v1/instances:join", json=joining).raise_for_status().json()["instance_id"]
+    beat("no_cores")
+    assert standing() == (503, "no cores")
+    admin.post("/v1/streams", json={"name": "clicks", "partitions": 8}).raise_for_status()
+    admin.post("/v1/jobs", json={"name": "copy", "source": "clicks", "sink": "out"}).raise_for_status()
+    assert standing() == (503, "8 tasks wait for cores")
+    shown = admin.get(f"/v1/instances/{instance}").json()
+    assert (shown["cores"], shown["shortage"]) == (0, "no_cores")
+    beat("")
+    assert standing() == (200, "ok")
+    shown = admin.get(f"/v1/instances/{instance}").json()
+    assert (shown["cores"], shown["shortage"]) == (2, None)

@@ -363,7 +363,7 @@ def test_an_instances_key_publishes_into_no_stream_but_its_jobs_outputs(member: 
 
 @pytest.mark.parametrize(
     "change",
-    [{"cores": 0}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"spark": []}],
+    [{"cores": -1}, {"cores": "2"}, {"name": "a b"}, {"incarnation": None}, {"tags": {"rack": 1}}, {"spark": []}],
 )
 def test_an_instance_that_can_not_be_is_refused(refusing: Member, change: Json) -> None:
     body = {"name": "i", "incarnation": "1", "host": "here", "cores": 2, **change}
@@ -440,6 +440,13 @@ def test_an_unknown_instance_is_404_and_an_unknown_slot_is_410(member: Member) -
     assert member.http.post("/v1/instances/nobody:heartbeat", json={"incarnation": "1"}).status_code == 404
     assert member.admin.get("/v1/instances/nobody").status_code == 404
     assert member.ask(":poll", {"tasks": []}, slot="nobody").status_code == 410
+
+
+def test_resources_that_can_not_be_are_refused(refusing: Member) -> None:
+    for wrong in ({"cores": -1}, {"cores": "2"}, {"cores": 2**31}, {"shortage": "no_luck"}, {"shortage": None}):
+        answer = refusing.heartbeat(**wrong)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"] == f"/{next(iter(wrong))}"
 
 
 def test_slots_of_a_lost_executor_are_gone_at_once(member: Member) -> None:

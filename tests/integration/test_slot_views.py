@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from service import lookups
-from service.protocol import JoinRequest, SlotRequest
+from service.protocol import HeartbeatRequest, JoinRequest, SlotRequest
 from service.storage import view
 from service.storage.node import NodeFolder
 from service.streams.errors import StoreNotReadable
@@ -55,7 +55,7 @@ class World:
         """Renew the instance's lease, as its driver would: a slot that has nothing to do waits as long as that."""
         with Api(self.service.url, self.service.secrets["instance"]) as api:
             while not until.wait(0.3):
-                api.heartbeat(self.member.instance_id, "1", {self.job: 1}, known="")
+                api.heartbeat(self.member.instance_id, HeartbeatRequest("1", {self.job: 1}))
 
     def counted(self) -> dict[str, int]:
         found = self.http.get("/v1/stores/job-k/keys")

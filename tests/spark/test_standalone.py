@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.running import PATIENCE_S, Running, wait_until
+from spark_jobs.watch import End
 from tests import naive, naive_repartition, web_log
 from tests.attached import Attached, Standalone, are_gone, standalone
 from tests.driving import (
@@ -103,7 +104,7 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
     cluster: Standalone, service: Running, first: Attached
 ) -> None:
     records = some_records(6_000)
-    assert first.wait_until_live()["cores"] == 32
+    first.wait_until_it_has(cores=32, shortage=None)
     post(service, "clicks", records[:3_000])
     assert caught_up(service, "once")["state"] == "running"
     wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
@@ -121,10 +122,45 @@ def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_insta
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
-def test_a_killed_driver_takes_its_executors_with_it(cluster: Standalone, service: Running, tmp_path: Path) -> None:
+def test_who_waits_for_cores_says_so_and_gets_those_of_a_killed_driver(
+    cluster: Standalone, service: Running, tmp_path: Path
+) -> None:
+    """A second driver, for an application that gets nothing is what this is about."""
     service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))
-    with Attached(service, tmp_path, name="second", master=cluster.master, secret=cluster.secret) as instance:
+    where = {"master": cluster.master, "secret": cluster.secret}
+    with Attached(service, tmp_path, name="second", **where) as second:
         in_state(service, "twice", "running")
-        started = [*cluster.executors(), *instance.slots(), *instance.descendants()]
-        instance.process.kill()
-        wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
+        with Attached(service, tmp_path, name="third", **where) as third:
+            third.wait_until_it_has(state="live", cores=0, shortage="no_cores", slots=[])
+            started = [*cluster.executors(), *second.slots(), *second.descendants()]
+            second.process.kill()
+            wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
+            third.wait_until_it_has(cores=32, shortage=None)
+            wait_until(lambda: third.wait_until_live()["slots"], PATIENCE_S, "its slots")
+            assert third.stop() == 0
+
+
+def test_a_master_that_remembers_stops_no_task_and_one_that_forgets_ends_the_instance(
+    cluster: Standalone, service: Running, tmp_path: Path
+) -> None:
+    """One driver for both, which leaves cores to others. It comes last: workers have to find the master again."""
+    where = {"master": cluster.master, "secret": cluster.secret}
+    with Attached(service, tmp_path, "--cores", "8", name="second", **where) as instance:
+        instance.wait_until_it_has(state="live", cores=8)
+        wait_until(lambda: tasks_by_slot(service, "twice") == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
+        members = service.call("GET", "/v1/groups/twice")["members"]
+        rounds = service.call("GET", "/v1/groups/twice/rebalances")["items"]
+        log = cluster.recovery.parent / "master.log"
+        cluster.restart_master(forgets=False)
+        records = some_records(2_000)
+        post(service, "clicks", records)
+        assert caught_up(service, "twice")["state"] == "running"
+        wait_until(lambda: "Recovery complete" in log.read_text(), PATIENCE_S, "the end of the recovery")
+        assert instance.process.poll() is None
+        assert service.call("GET", "/v1/groups/twice")["members"] == members
+        assert service.call("GET", "/v1/groups/twice/rebalances")["items"] == rounds
+        cluster.restart_master(forgets=True)
+        assert instance.process.wait(PATIENCE_S) == End.APPLICATION_GONE
+        instance.start()
+        instance.wait_until_it_has(state="live", cores=8)
+        assert caught_up(service, "twice")["state"] == "running"

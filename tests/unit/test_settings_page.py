@@ -11,7 +11,7 @@ from service.settings import Settings
 from spark_jobs.instance import parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-OF_AN_INSTANCE = {"spark_auth", "spark_secret"}  # which knows no settings
+OF_AN_INSTANCE = {"spark_auth", "spark_patience_ms", "spark_secret"}  # which knows no settings
 ROWS = dict(re.findall(r"^\| `(MILLRACE_\w+)` \| ([^|]*) \|", PAGE, re.MULTILINE))
 
 

@@ -63,6 +63,16 @@ def test_a_heartbeat_answers_the_jobs_that_want_slots(catalog: Catalog, job: Job
     assert answer.lease_ms == LEASE_MS
 
 
+def test_an_instance_without_cores_is_given_nothing_to_run(catalog: Catalog, job: JobRow) -> None:
+    instance = join(catalog, cores=0)
+    assert coordinator.heartbeat(catalog, instance, incarnation="first", shortage="no_cores").jobs == []
+    assert catalog.read(groups.get_instance, instance).shortage == "no_cores"
+    [wanted] = coordinator.heartbeat(catalog, instance, incarnation="first", cores=2).jobs
+    assert wanted.slots == 2
+    shown = catalog.read(groups.get_instance, instance)
+    assert (shown.cores, shown.shortage) == (2, "")
+
+
 def test_a_heartbeats_version_changes_with_the_wanted_jobs(catalog: Catalog, job: JobRow) -> None:
     instance = join(catalog)
     beat = lambda: coordinator.heartbeat(catalog, instance, incarnation="first").version  # noqa: E731

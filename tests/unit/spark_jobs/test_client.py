@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.protocol import JoinRequest, PollRequest, SlotRequest, TaskCommit, TaskError
+from service.protocol import HeartbeatRequest, JoinRequest, PollRequest, SlotRequest, TaskCommit, TaskError
 from spark_jobs.client import Api, Gone, Refused, Unreachable
 
 Answer = tuple[int, dict[str, Any]] | None  # None: the connection is closed without one
@@ -172,7 +173,7 @@ def test_a_poll_tells_work_changelog_ends_and_skips(server: Server, api: Api) ->
 def make_verbs() -> list[Callable[[Api], object]]:
     return [
         lambda api: api.join_instance(JoinRequest("i", "1", "here", 1)),
-        lambda api: api.heartbeat("i", "1", {}, ""),
+        lambda api: api.heartbeat("i", HeartbeatRequest("1")),
         lambda api: api.lose_executors("i", "1", ["0"]),
         lambda api: api.join_slot("i", SlotRequest("s", "j", 0)),
         lambda api: api.poll("/slot", PollRequest(timeout_ms=0)),
@@ -208,6 +209,27 @@ def test_a_connection_that_was_closed_while_idle_costs_no_attempt(server: Server
     server.has_closed.wait(10)
     api.commit("/slot", [], patience_s=0.0)
     assert len(server.connections) == 2
+
+
+def test_where_one_does_not_answer_the_next_is_asked_from_then_on(server: Server) -> None:
+    server.answers = [(200, {"results": []})] * 2
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with Api(f"{nobody},{server.url}/", "secret") as api:
+        for _ in range(2):
+            api.commit("/slot", [])
+        assert api._at == 1
+    assert [asked[1] for asked in server.asked] == ["/slot:commit"] * 2
+
+
+def test_who_can_not_answer_is_left_and_who_says_no_is_not(server: Server) -> None:
+    server.answers = [problem(503, "catalog_unavailable"), (200, {"results": []}), problem(410, "instance_gone")]
+    with Api(f"{server.url},{server.url}", "secret") as api:
+        api.commit("/slot", [])
+        assert api._at == 1
+        with pytest.raises(Gone):
+            api.commit("/slot", [])
+        assert api._at == 1
 
 
 def test_a_proxy_of_the_environment_is_asked_for_other_machines(

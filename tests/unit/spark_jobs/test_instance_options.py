@@ -85,3 +85,22 @@ def test_no_secret_is_shown_with_the_options(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MILLRACE_API_KEY", "hunter2")
     monkeypatch.setenv("MILLRACE_SPARK_SECRET", "hunter3")
     assert "hunter" not in repr(parse(NEEDED))
+
+
+def test_how_long_spark_may_be_away_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MILLRACE_SPARK_PATIENCE_MS", raising=False)
+    assert parse(NEEDED).spark_patience_s == 30.0
+    monkeypatch.setenv("MILLRACE_SPARK_PATIENCE_MS", "1500")
+    assert parse(NEEDED).spark_patience_s == 1.5
+    for wrong in ("0", "-5", "soon"):
+        monkeypatch.setenv("MILLRACE_SPARK_PATIENCE_MS", wrong)
+        with pytest.raises(SystemExit):
+            parse(NEEDED)
+        assert f"MILLRACE_SPARK_PATIENCE_MS is {wrong!r}" in capsys.readouterr().err
+
+
+def test_the_api_may_be_several_processes() -> None:
+    more = ["--api", "http://b:1, http://c:2/", "--spark-master", "local[2]"]
+    assert parse(["--api", "http://a:0/", *more]).api == "http://a:0,http://b:1,http://c:2"

@@ -91,4 +91,11 @@ def test_what_travels_with_a_slot_holds_no_secret() -> None:
         "storage_uri",
         "replica_dir",
         "job_id",
+        "executor",
     }
+
+
+def test_what_an_instance_takes_of_a_standalone_cluster_is_bounded() -> None:
+    assert session.settings_for("spark://h:7077", name="x", has_ui=False, cores=6)["spark.cores.max"] == "6"
+    for master, cores in (("spark://h:7077", None), ("local[2]", 6), ("yarn", 6)):
+        assert "spark.cores.max" not in session.settings_for(master, name="x", has_ui=False, cores=cores)
