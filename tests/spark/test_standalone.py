@@ -161,6 +161,7 @@ def test_a_master_that_remembers_stops_no_task_and_one_that_forgets_ends_the_ins
         assert service.call("GET", "/v1/groups/twice/rebalances")["items"] == rounds
         cluster.restart_master(forgets=True)
         assert instance.process.wait(PATIENCE_S) == End.APPLICATION_GONE
+        instance.end()
         instance.start()
         instance.wait_until_it_has(state="live", cores=8)
         assert caught_up(service, "twice")["state"] == "running"
