@@ -54,7 +54,7 @@ def listen(context: SparkContext) -> threading.Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Application:
     """What the JVM says of its application: its executors, how many cores they have, and whether Spark has ended it."""
 
     executors: frozenset[str]
@@ -62,14 +62,14 @@ class Look:
     is_stopped: bool
 
 
-def look_at(context: SparkContext) -> Look:
+def look_at(context: SparkContext) -> Application:
     """The application on a cluster, now. Raises Py4JError when the JVM ends."""
     spark = context._jsc.sc()
     if spark.isStopped():
-        return Look(frozenset(), 0, is_stopped=True)
+        return Application(frozenset(), 0, is_stopped=True)
     backend = spark.schedulerBackend()
     executors = frozenset(backend.getExecutorIds().mkString(" ").split())
-    return Look(executors, int(backend.totalCoreCount()), is_stopped=False)
+    return Application(executors, int(backend.totalCoreCount()), is_stopped=False)
 
 
 def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
