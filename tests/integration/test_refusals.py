@@ -183,7 +183,7 @@ def test_an_operator_is_refused_with_one_pointer_through_every_door(
         ({"sink": [{"stream": "a"}, {"stream": "refused-once-changelog"}]}, "/sink/1/stream"),
         ({"sink": "refused-dropped", "keep_dropped": True}, "/sink"),
         ({"sink": "refused-dropped", "on_error": "dead_letter"}, "/sink"),
-        ({"standby_replicas": 1}, "/standby_replicas"),
+        ({"standby_replicas": 101}, "/standby_replicas"),
         ({"parallelism": 0}, "/parallelism"),
         ({"max_batch_records": 0}, "/max_batch_records"),
         ({"commit_interval_ms": -1}, "/commit_interval_ms"),
