@@ -144,6 +144,7 @@ def test_a_master_that_remembers_stops_no_task_and_one_that_forgets_ends_the_ins
     cluster: Standalone, service: Running, tmp_path: Path
 ) -> None:
     """One driver for both, which leaves cores to others. It comes last: workers have to find the master again."""
+    service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))  # unless the test before has
     where = {"master": cluster.master, "secret": cluster.secret}
     with Attached(service, tmp_path, "--cores", "8", name="second", **where) as instance:
         instance.wait_until_it_has(state="live", cores=8)
