@@ -56,7 +56,7 @@ BODIES = {  # what an example of a body without one of its own says
     "BatchRequest": ("keys",),
     "ChangeRequest": ("name", "source", "operators"),
     "RollbackRequest": ("version",),
-    "PlanRequest": ("add", "remove"),
+    "PlanRequest": (),
 }
 EXPRESSIONS = [
     "true",
@@ -227,6 +227,8 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "error": [ERROR],
         "commits": [[_commit_of(spare)]],
         "segments": [[uuid4().hex]],
+        "executors": [["7"], []],
+        "generation": [1],
         "input": [0],
         "key": ["k1", "", "azE=", *EXPRESSIONS],
         "from_key": ["k1"],

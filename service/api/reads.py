@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from service.api.bodies import accepts
 from service.api.document import router_of
-from service.api.models import Cursor as PageCursor
 from service.api.models import WindowView
 from service.api.streams import NamedStream
 from service.auth import Reader
@@ -37,6 +36,7 @@ router = router_of("streams")
 
 MAX_PAGE_RECORDS: Final = 100_000
 MAX_WAIT_MS: Final = 60_000
+MAX_CURSOR: Final = 32_000  # characters: an offset of each of 1,024 partitions
 NEXT_HEADER: Final = "Millrace-Next"
 AT_END_HEADER: Final = "Millrace-At-End"
 
@@ -81,7 +81,7 @@ class _Begin:
             f"`{AT_END_HEADER}` whether there was nothing beyond (true, false)",
             "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
         },
-        **declared(401, 403, 404, 406, 410, 422, 503),
+        **declared(401, 403, 404, 406, 410, 414, 422, 503),
     },
 )
 async def read_records(
@@ -98,7 +98,9 @@ async def read_records(
         int | None,
         Query(ge=0, le=MAX_OFFSET, description="Begin with the first record that is of this time (ms) or later."),
     ] = None,
-    cursor: PageCursor = None,
+    cursor: Annotated[
+        str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before, or the `id` of an event.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE_RECORDS, description="How many records at most.")] = 500,
     wait_ms: Annotated[
         int, Query(ge=0, le=MAX_WAIT_MS, description="How long to wait for a record where there is none yet.")

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.document import router_of
+from service.api.reads import MAX_CURSOR
 from service.api.streams import NamedStream
 from service.auth import Reader, identify
 from service.catalog import streams
@@ -45,16 +46,18 @@ FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or
             "where to go on; `event: error` ends one that can not go on, and says why.",
             "content": {EVENTS: {"schema": {"type": "string"}}},
         },
-        **declared(401, 403, 404, 410, 422, 503),
+        **declared(401, 403, 404, 410, 414, 422, 503),
     },
 )
 async def tail_stream(
     request: Request,
     stream: NamedStream,
     _: Reader,
-    begin: Annotated[str, Query(alias="from", max_length=10_000, description=f"Where to begin: {FROM}.")] = "latest",
+    begin: Annotated[
+        str, Query(alias="from", max_length=MAX_CURSOR, description=f"Where to begin: {FROM}.")
+    ] = "latest",
     partition: Annotated[int | None, Query(ge=0, description="Records of this one alone.")] = None,
-    key: Annotated[str | None, Query(max_length=100_000, description="Records with this key alone.")] = None,
+    key: Annotated[str | None, Query(max_length=10_000, description="Records with this key alone.")] = None,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How keys are shown; those of changelogs are always base64.")
     ] = "utf8",
@@ -62,7 +65,7 @@ async def tail_stream(
         int | None, Query(ge=0, le=MAX_FOLLOW_MS, description="How long to follow; for ever when absent.")
     ] = None,
     last_event_id: Annotated[
-        str | None, Header(max_length=10_000, description="The last `id` that was seen; it counts before `from`.")
+        str | None, Header(max_length=MAX_CURSOR, description="The last `id` that was seen; it counts before `from`.")
     ] = None,
 ) -> Response:
     """Follow a stream: each record once, in order within its partition, also those that come from now on.

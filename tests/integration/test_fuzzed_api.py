@@ -31,7 +31,7 @@ from schemathesis.engine import Status, events, from_schema
 from tests.fuzzing import World, impatient, world
 
 EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "0"))
-REFUSALS = ["400", "401", "403", "404", "405", "406", "409", "410", "412", "413", "415", "422", "428", "429"]
+REFUSALS = ["400", "401", "403", "404", "405", "406", "409", "410", "412", "413", "414", "415", "422", "428", "429"]
 CHECKS: dict[str, Any] = {
     "not_a_server_error": {},
     "status_code_conformance": {},

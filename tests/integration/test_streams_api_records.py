@@ -390,6 +390,12 @@ def test_reading_all_partitions_begins_at_a_time(writer: httpx.Client) -> None:
     assert sorted(each["value"] for each in read(writer, path, from_timestamp=6_000)) == [6, 7, 8, 9]
 
 
+def test_a_cursor_of_the_widest_stream_is_taken_back(writer: httpx.Client) -> None:
+    path = make(writer, partitions=1_024)
+    page = writer.get(path, params={"limit": 1}).json()
+    assert writer.get(path, params={"cursor": page["next"]}).json() == page
+
+
 def test_an_offset_is_of_one_partition(writer: httpx.Client, full: str) -> None:
     assert refused(writer.get(full, params={"from_offset": 3}), 422, "invalid_request") == ["?from_offset"]
     assert len(read(writer, full, from_offset=0)) == 25

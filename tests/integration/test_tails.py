@@ -237,7 +237,8 @@ def test_a_key_that_is_no_text_ends_a_tail_of_texts_alone(service: Serving, stre
     ("query", "pointer", "code"),
     [
         ({"from": "yesterday"}, "?from", "invalid_cursor"),
-        ({"from": "x" * 10_001}, "?from", "invalid_request"),
+        ({"from": "x" * 32_001}, "?from", "invalid_request"),
+        ({"key": "x" * 10_001}, "?key", "invalid_request"),
         ({"partition": -1}, "?partition", "invalid_request"),
         ({"partition": "one"}, "?partition", "invalid_request"),
         ({"timeout_ms": -1}, "?timeout_ms", "invalid_request"),
