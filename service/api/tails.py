@@ -33,6 +33,15 @@ from service.streams.errors import OffsetTruncated, UnknownPartition
 router = router_of("streams")
 
 EVENTS: Final = "text/event-stream"
+EVENT: Final = {  # of Server-Sent Events, as OpenAPI 3.2 describes one (4.14.4)
+    "type": "object",
+    "properties": {
+        "data": {"type": "string"},
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer", "minimum": 0},
+    },
+}
 MAX_FOLLOW_MS: Final = 86_400_000
 FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or the position of a post"
 
@@ -44,7 +53,7 @@ FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or
             "description": "Events: `data` is a record as pages show it, `id` the cursor behind it. A heartbeat, a "
             "comment with an `id`, where nothing comes for 15 s. `event: overrun` ends a tail that is too slow, says "
             "where to go on; `event: error` ends one that can not go on, and says why.",
-            "content": {EVENTS: {"schema": {"type": "string"}}},
+            "content": {EVENTS: {"schema": EVENT}},
         },
         **declared(401, 403, 404, 410, 414, 422, 503),
     },
