@@ -25,6 +25,11 @@ class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: int
     offset: int
 
+    @property
+    def place(self) -> dict[int, int]:
+        """The offset, by its partition."""
+        return {self.partition: self.offset}
+
 
 class StreamCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to read on in each partition of a stream."""
@@ -33,6 +38,11 @@ class StreamCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lineage: str
     offsets: list[int]
 
+    @property
+    def place(self) -> dict[int, int]:
+        """An offset by partition."""
+        return dict(enumerate(self.offsets))
+
 
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a write reached: the offset behind its last record, by partition."""
@@ -40,6 +50,11 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: str
     lineage: str
     offsets: Mapping[str, int]
+
+    @property
+    def place(self) -> dict[int, int]:
+        """An offset by partition, of those that it names by a number."""
+        return {int(partition): offset for partition, offset in self.offsets.items() if partition.isdecimal()}
 
 
 class StoreCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

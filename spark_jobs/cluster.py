@@ -18,6 +18,8 @@ from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 
 HEARD: Final = {"onExecutorAdded", "onExecutorRemoved", "onApplicationEnd"}
+# By itself Spark waits 120 s for who took a connection and died: longer than an instance waits for its masters.
+MASTER_ANSWERS_S: Final = 5
 
 
 class Listener:
@@ -76,17 +78,21 @@ def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
     """Whether the standalone masters of a URL (`spark://a:7077,b:7077`) have an application; None: none that decides
     answers, for it is away or recovers.
 
-    By Spark's own protocol and secret, as their pages do; waits as long as Spark does for who is away.
+    By Spark's own protocol and secret, as their pages do; waits `MASTER_ANSWERS_S` for each step with each of them.
     """
     jvm, backend = context._jvm, context._jsc.sc().schedulerBackend()
     request = getattr(jvm.org.apache.spark.deploy, "DeployMessages$RequestMasterState$").__getattr__("MODULE$")
     kind = jvm.java.lang.Class.forName("org.apache.spark.deploy.DeployMessages$MasterStateResponse")
+    answer = jvm.scala.reflect.ClassTag.apply(kind)
+    limit = jvm.scala.concurrent.duration.FiniteDuration(MASTER_ANSWERS_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
+    timeout = jvm.org.apache.spark.rpc.RpcTimeout(limit, "millrace's question to a master")
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         try:
             at = jvm.org.apache.spark.rpc.RpcAddress(host, int(port))
-            endpoint = backend.rpcEnv().setupEndpointRef(at, "Master")
-            state = endpoint.askSync(request, jvm.scala.reflect.ClassTag.apply(kind))
+            uri = jvm.org.apache.spark.rpc.RpcEndpointAddress(at, "Master").toString()
+            endpoint = timeout.awaitResult(backend.rpcEnv().asyncSetupEndpointRefByURI(uri))
+            state = endpoint.askSync(request, timeout, answer)
         except Py4JJavaError:
             continue
         if state.status().toString() == "ALIVE":

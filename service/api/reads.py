@@ -117,7 +117,7 @@ async def read_records(
     kind, state = accepts(request, JSON, ARROW), request.state
     until_s = time.monotonic() + wait_ms / 1000
     begin = _Begin(partition, from_offset, from_timestamp, cursor)
-    found, place = await run_in_threadpool(_place, state, stream, begin)
+    found, place, is_whole = await run_in_threadpool(_place, state, stream, begin)
     topic = partition_topic(found.id, next(iter(place))) if len(place) == 1 else stream_topic(found.id)
     while True:
         seen = state.hub.seen
@@ -128,7 +128,7 @@ async def read_records(
         place = page.following
         await state.hub.wait([topic], seen, left_s)
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
-    how = {"is_whole": _is_whole(begin), "is_arrow": kind == ARROW}
+    how = {"is_whole": is_whole, "is_arrow": kind == ARROW}
     return await run_in_threadpool(_answer, state, found, page, encoding, **how)
 
 
@@ -145,22 +145,24 @@ def _answer(
 # ---------------------------------------------------------------- where to begin
 
 
-def _place(state: Any, name: str, begin: _Begin) -> tuple[StreamRow, Place]:
+def _place(state: Any, name: str, begin: _Begin) -> tuple[StreamRow, Place, bool]:
+    """The stream, where to begin in it, and whether all its partitions are read, also where there is but one."""
     stream: StreamRow = state.catalog.read(streams.get_stream, name)
     if begin.cursor is not None:
-        return stream, _of_cursor(stream, state.catalog.lineage, begin)
+        return stream, *_of_cursor(stream, state.catalog.lineage, begin)
     if begin.partition is not None and begin.partition >= stream.partitions:
         raise UnknownPartition(f"{stream.name}/{begin.partition}")
+    is_whole = begin.partition is None
     partitions = range(stream.partitions) if begin.partition is None else [begin.partition]
     if begin.from_timestamp is not None:
-        return stream, _of_time(state, stream, partitions, begin)
+        return stream, _of_time(state, stream, partitions, begin), is_whole
     if begin.from_offset and len(partitions) > 1:
         detail = f"an offset is of one partition, and the stream has {stream.partitions}: say ?partition= too"
         raise refused("invalid_request", "?from_offset", detail)
-    return stream, dict.fromkeys(partitions, begin.from_offset)
+    return stream, dict.fromkeys(partitions, begin.from_offset), is_whole
 
 
-def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> Place:
+def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> tuple[Place, bool]:
     found = cursor_of(begin.cursor or "")
     is_ours = found is not None and found.stream == stream.id and found.lineage == lineage
     if found is None or not is_ours or (isinstance(found, StreamCursor) and len(found.offsets) != stream.partitions):
@@ -170,7 +172,7 @@ def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> Place:
         raise refused("invalid_request", "?from_timestamp", _ONE_OF_THEM)
     if begin.from_offset is not None or begin.partition not in (None, said):
         raise refused("invalid_cursor", "?cursor", "the cursor says where to read on, the query says otherwise")
-    return {found.partition: found.offset} if isinstance(found, Cursor) else dict(enumerate(found.offsets))
+    return found.place, isinstance(found, StreamCursor)
 
 
 def _of_time(state: Any, stream: StreamRow, partitions: Sequence[int], begin: _Begin) -> Place:
@@ -187,13 +189,6 @@ _ONE_OF_THEM: Final = "begin at a time, at an offset, or on from a cursor: one o
 
 
 # ---------------------------------------------------------------- where to read on
-
-
-def _is_whole(begin: _Begin) -> bool:
-    """Whether all partitions are read, also where there is but one."""
-    if begin.cursor is not None:
-        return isinstance(cursor_of(begin.cursor), StreamCursor)
-    return begin.partition is None
 
 
 def _cursor(stream: StreamRow, lineage: str, page: StreamPage, *, is_whole: bool) -> str:

@@ -24,7 +24,7 @@ from service.auth import Reader, identify
 from service.catalog import streams
 from service.catalog.tables import PartitionRow, StreamRow
 from service.payloads.answers import KeyEncoding
-from service.positions import Cursor, Position, StreamCursor, cursor_of, position_of
+from service.positions import cursor_of, position_of
 from service.problems import ProblemError, declared, refused
 from service.reads.places import offset_at
 from service.reads.tails import Place, TailedRecords, TailedStream
@@ -122,16 +122,8 @@ def _of_cursor(stream: StreamRow, lineage: str, bounds: list[PartitionRow], text
     found = cursor_of(text) or position_of(text)
     if found is None or found.stream != stream.id or found.lineage != lineage:
         raise refused("invalid_cursor", pointer, f"it is no place in the stream {stream.name!r}: {FROM}")
-    said = _offsets(found)
+    said = found.place
     for at in bounds:
         if said.get(at.partition, at.start_offset) < at.start_offset:
             raise OffsetTruncated(at.start_offset)
     return {at.partition: said.get(at.partition, at.end_offset) for at in bounds}
-
-
-def _offsets(found: Cursor | StreamCursor | Position) -> Place:
-    if isinstance(found, Cursor):
-        return {found.partition: found.offset}
-    if isinstance(found, StreamCursor):
-        return dict(enumerate(found.offsets))
-    return {int(partition): offset for partition, offset in found.offsets.items()}

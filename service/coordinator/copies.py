@@ -48,8 +48,7 @@ def look_at_copies(
     s: Session, job_id: str, followed: Sequence[Followed], held: Sequence[HeldCopy], waited_ms: int
 ) -> CopiesLook:
     """What a slot that keeps the copies `held` is to hear and has said of those that it should keep; a query where
-    there
-    are any.
+    there are any.
     """
     said = {each.task: each.applied for each in held}
     is_news = said.keys() != {each.id for each in followed}

@@ -109,8 +109,7 @@ def _awaited(s: Session, job: JobRow) -> list[AwaitedSlot]:
 
 def _slots_for(situation: Situation, made: Assignment, holdings: Sequence[Holding]) -> dict[str, str]:
     """Task → the slot that should run it: on its node, where it runs if it is there, else where its copy is kept. What
-    is
-    on a node that leaves stays as it is.
+    is on a node that leaves stays as it is.
     """
     held = {each.task.name: each for each in holdings}
     open_nodes = {node.id for node in situation.group.open_nodes}

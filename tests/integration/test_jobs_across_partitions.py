@@ -69,7 +69,7 @@ def results(world: World, stream: str, operators: list[Record]) -> Mapping[tuple
     for partition in range(PARTITIONS):
         where: dict[str, Any] | None = {"partition": partition, "from_offset": 0, "limit": 10_000}
         page = world.call("GET", f"/v1/streams/{stream}/records", params=where)
-        assert page["next"] is None
+        assert page["at_end"]
         for record in page["records"]:
             shown = {name: record[name] for name in FIELDS}
             found[target_of(operators, record), partition].append(shown)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from msgspec import structs
 
+from service.positions import opaque, position_of
 from service.reads import tails
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
@@ -263,6 +265,15 @@ def test_what_is_not_there_or_not_allowed_is_refused(service: Serving, stream: s
     cursor = service.client().get(f"/v1/streams/{other}/records").json()["next"]
     answer = service.client("reader").get(path, headers={"Last-Event-ID": cursor})
     assert refused(answer, 422, "invalid_cursor") == ["Last-Event-ID:"]
+
+
+def test_a_position_of_partitions_that_are_none_begins_at_the_end(service: Serving, stream: str) -> None:
+    position = position_of(post(service, stream, 1))
+    assert position is not None
+    forged = opaque(structs.replace(position, offsets={"one": 0, "-1": 0}))
+    with tail(service, stream, **{"from": forged}) as found:
+        post(service, stream, 2)
+        assert values(found, 1) == [2]
 
 
 def test_the_end_of_the_service_ends_its_tails(tmp_path: Path, migrated_sqlite: bytes) -> None:
