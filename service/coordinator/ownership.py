@@ -32,6 +32,7 @@ from service.catalog.replicas import ACTIVE, STANDBY, WARM_UP, Holding, holdings
 from service.catalog.tables import InstanceRow, JobRow, Json, RebalanceRow, SlotRow, TaskRow
 from service.coordinator.leases import GONE, LIVE, UNSEEN
 from service.coordinator.situation import AssignmentSpec, AwaitedSlot, Situation, situation_of
+from service.faults import fault_point
 from service.streams.assignment import sticky
 from service.streams.assignment.assignor import assign
 from service.streams.assignment.group import Assignment
@@ -50,6 +51,7 @@ def rebalance(s: Session, job: JobRow, reason: str) -> None:
     """
     if job.state in STAFFED:
         _assign(s, job, reason)
+        fault_point("rebalance.decided")
     else:
         job.is_probing, job.rebalance_at_ms = False, None
     s.flush()

@@ -18,21 +18,22 @@ from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests import sparkless
 from tests.attached import are_gone
 from tests.driving import in_state
+from tests.sparkless import ForkServer
 
 
 class Breakable:
     """A service with armed fault points; `restart_when_dead` is what an init system would do."""
 
-    def __init__(self, folder: Path, engine: Literal["spark", "forks"] | None) -> None:
+    def __init__(self, folder: Path, engine: Literal["spark", "forks"] | None, **environment: str) -> None:
         self.faults, self._engine = folder / "faults", engine
         self.faults.mkdir()
-        self._environment = {"MILLRACE_FAULTS": str(self.faults)}
+        self._environment = {"MILLRACE_FAULTS": str(self.faults), **environment}
         self.running = Running(folder / "data", instances=int(engine == "spark"), environment=self._environment)
         self._instance: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start the service and its instance."""
-        self.running.start()
+    def start(self, port: int = 0) -> None:
+        """Start the service, on a port (0: a free one), and its instance."""
+        self.running.start(port=port)
         if self._engine == "forks":
             self.start_instance()
 
@@ -54,10 +55,13 @@ class Breakable:
     def wait_for_fault(self, point: str, timeout_s: float = PATIENCE_S) -> None:
         wait_until(lambda: self.has_fired(point), timeout_s, f"the fault {point}")
 
-    def restart_when_dead(self) -> None:
-        """The service was killed: wait for its end, then start it again on the same data."""
+    def restart_when_dead(self, *, is_there_again: bool = False) -> None:
+        """The service was killed: wait for its end, then start it again on the same data; `is_there_again`: on the same
+        port.
+        """
+        port = int(self.running.url.rpartition(":")[2]) if is_there_again else 0
         self.running.ended(30)
-        self.start()
+        self.start(port)
 
     def kill_instance(self) -> None:
         """SIGKILL; returns when all that hung on it has ended, too."""
@@ -116,7 +120,8 @@ def _is(process: psutil.Process, name: str) -> bool:
 
 
 @contextmanager
-def _started(service: Breakable) -> Iterator[Breakable]:
+def started(service: Breakable) -> Iterator[Breakable]:
+    """Until the block ends."""
     service.start()
     try:
         yield service
@@ -125,8 +130,15 @@ def _started(service: Breakable) -> Iterator[Breakable]:
 
 
 @pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Where instances come from whose service is one without any."""
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
-    with _started(Breakable(tmp_path_factory.mktemp("breakable"), "forks")) as service:
+    with started(Breakable(tmp_path_factory.mktemp("breakable"), "forks")) as service:
         yield service
 
 
@@ -139,7 +151,7 @@ def breakable(shared: Breakable) -> Iterator[Breakable]:
 
 @pytest.fixture(scope="session")
 def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
-    with _started(Breakable(tmp_path_factory.mktemp("breakable"), None)) as service:
+    with started(Breakable(tmp_path_factory.mktemp("breakable"), None)) as service:
         yield service
 
 
@@ -153,5 +165,5 @@ def breakable_api(shared_api: Breakable) -> Iterator[Breakable]:
 @pytest.fixture
 def breakable_spark(tmp_path: Path) -> Iterator[Breakable]:
     """Its instance is embedded."""
-    with _started(Breakable(tmp_path, "spark")) as service:
+    with started(Breakable(tmp_path, "spark")) as service:
         yield service

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select
@@ -15,7 +12,6 @@ from sqlalchemy import func, select
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from service.catalog.engine import Catalog
 from service.catalog.tables import ReplicaRow
-from tests import sparkless
 from tests.chaos.conftest import Breakable
 from tests.driving import (
     ONCE_AN_HOUR,
@@ -27,38 +23,17 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.members import Members
+from tests.sparkless import ForkServer
 
 pytestmark = pytest.mark.services
 
 PARTITIONS = 4
 
 
-class Members:
-    """Instances without Spark, each with a replica folder below the one that the service looks into."""
-
-    def __init__(self, running: Running) -> None:
-        self.running, self.folder = running, running.data_dir / "replicas"
-        self.folder.mkdir(exist_ok=True)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str, node: str) -> None:
-        key = self.running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
-        self.processes[name] = sparkless.start(self.running.url, key, self.folder / node, name)
-
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()  # its slots end with it
-        process.wait(30)
-
-    def opened(self, name: str) -> list[dict[str, Any]]:
-        """The tasks that an instance's slots have opened, in order: how much each had to replay."""
-        lines = (self.folder / f"{name}.log").read_text().splitlines()
-        return [json.loads(line) for line in lines if '"task_opened"' in line]
-
-
 @pytest.fixture
-def members(breakable_api: Breakable) -> Iterator[Members]:
-    made = Members(breakable_api.running)
+def members(breakable_api: Breakable, forks: ForkServer) -> Iterator[Members]:
+    made = Members(breakable_api.running, forks)
     with ExitStack() as ends:
         ends.callback(lambda: [made.kill(name) for name in list(made.processes)])
         yield made
