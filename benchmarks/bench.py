@@ -2,7 +2,7 @@
 
 Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`), of which `benchmarks.report` makes the
 figures of the README. All invariants are on: fsync, changelog, HTTP commit, replay. Rows come from here (ingest, waits
-for output), from `contests` (against Spark), `catalog_rows`, `posts` and `lookups`.
+for output), from `contests` (against Spark), `catalog_rows`, `posts`, `lookups`, `standby_cost` and `failover`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks import failover, standby_cost
 from benchmarks.catalog_rows import TASKS, wide_commits
 from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
@@ -35,7 +36,9 @@ from service.streams.partitioner import murmur2
 CORES = 2
 INGEST_RUNS = 3
 INGEST_CLIENTS = 4  # while one waits for its fsync, others are read and checked
-PARTS = ("waits", "ingest", "posts", "contests", "rows", "lookups")
+SERVED = ("waits", "ingest", "posts", "contests", "rows")  # by one service
+PARTS = (*SERVED, "lookups")
+ON_A_GROUP = ("standbys", "failover")  # instances that come and go: minutes, so in no quick run
 POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: posts a second; of one: its wait in ms
 
 
@@ -67,7 +70,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--quick", action="store_true", help="fewer records and runs: under three minutes")
     arguments.add_argument("--records", type=int, help=f"of a contest ({FULL.records:,}; quick: {QUICK.records:,})")
-    arguments.add_argument("--only", choices=PARTS, action="append", help="these rows alone; may be given again")
+    arguments.add_argument(
+        "--only", choices=(*PARTS, *ON_A_GROUP), action="append", help="these rows alone; may be given again"
+    )
     given = arguments.parse_args()
     effort = QUICK if given.quick else FULL
     effort = replace(effort, records=given.records or effort.records)
@@ -75,7 +80,8 @@ def main() -> int:
     load_average = os.getloadavg()[0]
     rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
-        for row in _rows(workload, Path(scratch), effort, given.only or PARTS):
+        parts = given.only or (PARTS if given.quick else (*PARTS, *ON_A_GROUP))
+        for row in _rows(workload, Path(scratch), effort, parts):
             rows.append(row)
             print(f"  measured: {row.measure}", file=sys.stderr)
     report(rows, workload, load_average, effort=effort.described, is_quick=given.quick)
@@ -83,23 +89,30 @@ def main() -> int:
 
 
 def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Measurement]:
-    events = bids(workload)
-    if set(parts) - {"lookups"}:
-        with Running(scratch / "data", cores=CORES) as running:
-            running.wait_for_instances()
-            if "waits" in parts:
-                yield from _output_waits(running, effort)
-            if "ingest" in parts:  # not first: Spark's workers are still loading their code then
-                yield from _ingest(running, events.slice(0, effort.posted))
-            if "posts" in parts:
-                yield from map(_posts, posted(running, seconds=effort.seconds / POST_RUNS))
-            if "contests" in parts:
-                yield from _contests(running, events.slice(0, effort.records), scratch, effort)
-            if "rows" in parts:
-                yield _rows_of_a_wide_commit(running)
+    if set(parts) & set(SERVED):
+        yield from _served_rows(bids(workload), scratch, effort, parts)
     if "lookups" in parts:
         for where in ("lmdb", "redis"):
             yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
+    if "standbys" in parts:
+        yield from standby_cost.rows()
+    if "failover" in parts:
+        yield from failover.rows()
+
+
+def _served_rows(events: pa.Table, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Measurement]:
+    with Running(scratch / "data", cores=CORES) as running:
+        running.wait_for_instances()
+        if "waits" in parts:
+            yield from _output_waits(running, effort)
+        if "ingest" in parts:  # not first: Spark's workers are still loading their code then
+            yield from _ingest(running, events.slice(0, effort.posted))
+        if "posts" in parts:
+            yield from map(_posts, posted(running, seconds=effort.seconds / POST_RUNS))
+        if "contests" in parts:
+            yield from _contests(running, events.slice(0, effort.records), scratch, effort)
+        if "rows" in parts:
+            yield _rows_of_a_wide_commit(running)
 
 
 def _contests(running: Running, events: pa.Table, scratch: Path, effort: Effort) -> Iterator[Measurement]:

@@ -19,17 +19,25 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.events import Workload, arrow_stream, bids
+from benchmarks.report import Measurement
 from benchmarks.running import ARROW, PATIENCE_S, Running, clean_environment, wait_until
 
 PAIRS: Final = 3
 PARTITIONS: Final = 4
+RECORDS: Final = 2_000_000
 POST_RECORDS: Final = 200_000
 DEDUPLICATE: Final = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
 
 
 def main() -> None:
     """Measure, and print."""
-    records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
+    for row in rows(int(sys.argv[1]) if len(sys.argv) > 1 else RECORDS):
+        print(f"{row.measure}: {row.figure:.2f} (bar: {row.bar}; {row.conditions})")
+
+
+def rows(records: int = RECORDS) -> Iterator[Measurement]:
+    """Measure, print each pair; the figure."""
+    without, with_one = [], []
     with (
         tempfile.TemporaryDirectory() as scratch,
         Running(Path(scratch, "data"), instances=0) as running,
@@ -44,14 +52,19 @@ def main() -> None:
             running.call("POST", "/v1/streams/bids/records", content=body, headers={"Content-Type": ARROW})
         wait_until(lambda: _live(running) == 2, PATIENCE_S, "two live instances")
         _seconds(running, "warming", 0)
-        without, with_one = [], []
         for pair in range(PAIRS):
             without.append(_seconds(running, f"without-{pair}", 0))
             with_one.append(_seconds(running, f"with-{pair}", 1))
-            print(f"without {records / without[-1]:,.0f} rec/s, with one standby {records / with_one[-1]:,.0f} rec/s")
-    ratio = statistics.median(without) / statistics.median(with_one)
-    busy = f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(f"throughput with one standby: {ratio:.2f} of that without (bar: ≥ 0.75; {records:,} records, {busy})")
+            print(
+                f"without {records / without[-1]:,.0f} rec/s, with one standby {records / with_one[-1]:,.0f} rec/s",
+                file=sys.stderr,
+            )
+    medians = [statistics.median(seconds) for seconds in (without, with_one)]
+    rates = " and ".join(f"{records / each:,.0f} rec/s" for each in medians)
+    conditions = f"{records:,} records, {PAIRS} pairs in turn, medians of {rates}; two instances of one core; "
+    conditions += f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    measure = "throughput with one standby a task to that without"
+    yield Measurement(measure, medians[0] / medians[1], "×", conditions, bar="≥ 0.75")
 
 
 @contextmanager

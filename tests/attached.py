@@ -86,6 +86,11 @@ class Attached:
         told = [int(file.read_text() or 0) for file in sorted(self.replicas.glob("*/pulses/*"))]
         return [psutil.Process(pid) for pid in told if psutil.pid_exists(pid)]
 
+    def executors(self) -> list[psutil.Process]:
+        """The JVMs of a cluster in which its slots run now: those whose daemons forked them."""
+        daemons = [slot.parent() for slot in self.slots()]
+        return [psutil.Process(pid) for pid in sorted({daemon.ppid() for daemon in daemons if daemon is not None})]
+
     def descendants(self) -> list[psutil.Process]:
         """All that it started, directly or not."""
         return psutil.Process(self.process.pid).children(recursive=True)
