@@ -17,7 +17,9 @@ APART = (
     "tests/integration/test_fuzzed_api.py::",
 )
 FILES = ("tests/e2e/test_demo.py", "tests/e2e/test_web_log_lookups.py")  # that share nothing with their folder
+TOGETHER = {"tests/spark/test_cluster_under_faults.py": "tests/spark/test_standalone.py"}  # that share a cluster
 FIRST = (
+    "tests/spark/test_standalone.py",
     "tests/spark/test_ends.py",
     "tests/integration/test_fuzzed_api.py",
     "tests/chaos/test_killed_operators.py::",
@@ -25,7 +27,6 @@ FIRST = (
     "tests/conformance/test_aggregate.py",
     "tests/chaos",
     "tests/property/test_aggregate.py",
-    "tests/spark/test_standalone.py",
     "tests/integration/test_slot_protocol.py",
     "tests/spark/test_instance.py",
     "tests/integration/test_stores_api.py",
@@ -51,6 +52,7 @@ class LongestFirst(LoadScopeScheduling):
 def unit_of(nodeid: str) -> str:
     """The unit of a test."""
     file = nodeid.partition("::")[0]
+    file = TOGETHER.get(file, file)
     if nodeid.startswith(APART):
         return nodeid
     return file if file in FILES else next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), file)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from spark_jobs.watch import End
 from tests import naive, naive_repartition, web_log
-from tests.attached import Attached, Standalone, are_gone, standalone
+from tests.attached import Attached, Standalone, are_gone
 from tests.driving import (
     ONCE_AN_HOUR,
     caught_up,
@@ -31,12 +31,6 @@ from tests.strangers import REQUESTS, shown_by_ps, spark_pages, told_to_stranger
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("spark")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
