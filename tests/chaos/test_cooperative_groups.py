@@ -1,6 +1,6 @@
 """KIP-429's scenarios, live: a service over HTTP, and instances whose slots are processes (tests/members.py).
 
-While a group changes, a record for each task is posted again and again (`Group.beat`). A task that stays keeps its slot
+While a group changes, a record for each task is posted again and again (`LiveGroup.beat`). A task that stays keeps its slot
 and its epoch, and commits each of them in every round; one that moves changes hands once, after the round that decided
 it, to a node that has caught up; and what comes out is what comes out of one undisturbed run.
 """
@@ -52,7 +52,7 @@ JOBS = count()
 Task = dict[str, Any]
 
 
-class Group:
+class LiveGroup:
     """A job over PARTITIONS tasks, run by members with a slot each; what it has done since `begin`."""
 
     def __init__(self, members: Members) -> None:
@@ -196,18 +196,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
 
 
 @pytest.fixture
-def group(service: Breakable, forks: ForkServer) -> Iterator[Group]:
+def group(service: Breakable, forks: ForkServer) -> Iterator[LiveGroup]:
     members = Members(service.running, forks)
     with ExitStack() as ends:
         ends.callback(lambda: [members.kill(name) for name in list(members.processes)])
-        yield Group(members)
+        yield LiveGroup(members)
         service.clear()
         for name in list(members.processes):
             members.drain(name)
             members.wait_for_end(name)
 
 
-def test_scale_up_from_ground(group: Group) -> None:
+def test_scale_up_from_ground(group: LiveGroup) -> None:
     group.begin("s1", loads=[6])
     group.members.start("s2")
     group.members.start("s3")
@@ -216,7 +216,7 @@ def test_scale_up_from_ground(group: Group) -> None:
     assert group.reasons()["a slot joined"] <= 2
 
 
-def test_s4_joins(group: Group) -> None:
+def test_s4_joins(group: LiveGroup) -> None:
     group.begin("s1", "s2", "s3", loads=[2, 2, 2])
     group.members.start("s4")
     group.settle([1, 1, 2, 2])
@@ -225,7 +225,7 @@ def test_s4_joins(group: Group) -> None:
     assert group.reasons().total() <= 4
 
 
-def test_s5_joins_before_s4_is_ready(group: Group) -> None:
+def test_s5_joins_before_s4_is_ready(group: LiveGroup) -> None:
     """The disk of S4 fails until S5 runs a task: what S4 has begun, it goes on with."""
     group.begin("s1", "s2", "s3", loads=[2, 2, 2])
     blocked = group.members.replicas_of("s4") / group.store_id()
@@ -245,7 +245,7 @@ def test_s5_joins_before_s4_is_ready(group: Group) -> None:
     assert group.reasons()["a slot joined"] == 2
 
 
-def test_scale_down(group: Group) -> None:
+def test_scale_down(group: LiveGroup) -> None:
     group.begin("s1", "s2", "s3", loads=[2, 2, 2])
     group.members.drain("s3")
     group.settle([3, 3])
@@ -254,7 +254,7 @@ def test_scale_down(group: Group) -> None:
     assert group.reasons()["an instance leaves"] == 1
 
 
-def test_scale_down_timeout(group: Group) -> None:
+def test_scale_down_timeout(group: LiveGroup) -> None:
     """The disks of the others fail for as long as the one that leaves is waited for: it leaves as it is."""
     group.begin("s1", "s2", "s3", loads=[2, 2, 2])
     leaving, store_id = group.owned_by("s3"), group.store_id()
@@ -275,7 +275,7 @@ def test_scale_down_timeout(group: Group) -> None:
     assert max(group.replayed()) > ACCEPTABLE
 
 
-def test_leader_crash(service: Breakable, group: Group) -> None:
+def test_leader_crash(service: Breakable, group: LiveGroup) -> None:
     """The process that assigns is killed in the round that S4's join begins."""
     group.begin("s1", "s2", "s3", loads=[2, 2, 2])
     service.arm("rebalance.decided", 0)

@@ -44,7 +44,7 @@ JOB = {"standby_replicas": 1, "acceptable_recovery_lag": 200}
 START_MS = 1_700_010_000_000  # of the load: behind the log
 
 
-class Fleet:
+class AttachedGroup:
     """Instances of one service on the cluster, with one executor and one slot each, and their job."""
 
     def __init__(self, running: Running, cluster: Standalone, folder: Path, names: Sequence[str]) -> None:
@@ -136,40 +136,40 @@ class Fleet:
         return is_even and not (group["moving"] or group["probing"] or group["missing_standbys"])
 
 
-FAULTS: list[Callable[[Fleet, str], None]] = [
-    Fleet.kill_executor,
-    Fleet.kill_driver,
-    Fleet.stop_slot,
-    Fleet.stop_driver,
-    Fleet.drain,
-    Fleet.restart_master,
+FAULTS: list[Callable[[AttachedGroup, str], None]] = [
+    AttachedGroup.kill_executor,
+    AttachedGroup.kill_driver,
+    AttachedGroup.stop_slot,
+    AttachedGroup.stop_driver,
+    AttachedGroup.drain,
+    AttachedGroup.restart_master,
 ]
 
 
-def disturb(fleet: Fleet, names: Sequence[str], seed: int, duration_s: float) -> Counter[str]:
+def disturb(group: AttachedGroup, names: Sequence[str], seed: int, duration_s: float) -> Counter[str]:
     """All faults in an order of their own, again and again until the time is up; how often each."""
     rng, until_s, happened = random.Random(seed), time.monotonic() + duration_s, Counter[str]()
     while not happened or time.monotonic() < until_s:
         for fault in rng.sample(FAULTS, len(FAULTS)):
             name = rng.choice(names)
-            wait_until(lambda name=name: fleet.has_slot(name), PATIENCE_S, f"{name} to be in its group")
-            fault(fleet, name)
+            wait_until(lambda name=name: group.has_slot(name), PATIENCE_S, f"{name} to be in its group")
+            fault(group, name)
             happened[fault.__name__] += 1
-    fleet.settle()
+    group.settle()
     return happened
 
 
 @contextmanager
-def serving(folder: Path, cluster: Standalone, names: Sequence[str]) -> Iterator[Fleet]:
+def serving(folder: Path, cluster: Standalone, names: Sequence[str]) -> Iterator[AttachedGroup]:
     """A service, and its instances at work."""
     folder.mkdir()
     with ExitStack() as opened:
         environment = {"MILLRACE_LEASE_MS": str(LEASE_MS)}
         running = opened.enter_context(Running(folder / "data", instances=0, environment=environment))
-        fleet = Fleet(running, cluster, folder, names)
-        opened.callback(fleet.end)
-        fleet.start()
-        yield fleet
+        group = AttachedGroup(running, cluster, folder, names)
+        opened.callback(group.end)
+        group.start()
+        yield group
 
 
 @pytest.mark.timeout(900 + 2 * DURATION_S)
@@ -196,7 +196,7 @@ def test_a_group_whose_members_come_and_go_gives_what_an_undisturbed_one_gives(
     assert p99(paused) < LEASE_MS / 1000
 
 
-def pauses_s(group: Fleet, beats: Beats, run: Callable[[], Counter[str]]) -> list[float]:
+def pauses_s(group: AttachedGroup, beats: Beats, run: Callable[[], Counter[str]]) -> list[float]:
     """How long each record waited meanwhile, of tasks that did not move."""
     before, since_s = group.tasks(), time.time()
     happened = run()
