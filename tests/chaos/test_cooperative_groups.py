@@ -1,8 +1,8 @@
 """KIP-429's scenarios, live: a service over HTTP, and instances whose slots are processes (tests/members.py).
 
-While a group changes, a record for each task is posted again and again (`LiveGroup.beat`). A task that stays keeps its slot
-and its epoch, and commits each of them in every round; one that moves changes hands once, after the round that decided
-it, to a node that has caught up; and what comes out is what comes out of one undisturbed run.
+While a group changes, a record for each task is posted again and again (`LiveGroup.beat`). A task that stays keeps its
+slot and its epoch, and commits each of them in every round; one that moves changes hands once, after the round that
+decided it, to a node that has caught up; and what comes out is what comes out of one undisturbed run.
 """
 
 from __future__ import annotations
