@@ -31,9 +31,10 @@ from service.catalog.job_changes import BufferBound
 from service.catalog.shared_sinks import shared_sinks
 from service.catalog.tables import JobRow, JobVersionRow, TaskRow
 from service.faults import fault_point
+from service.lookups import Lookups
 from service.positions import RowCursor, opaque
 from service.problems import ProblemItemView, declared
-from service.streams.errors import IncompatibleChange, Problem
+from service.streams.errors import IncompatibleChange, Problem, StoreNotReadable
 from service.streams.operators.fields import OperatorName, Spec
 from service.streams.topology import versions
 from service.streams.topology.complaints import pointer, validated
@@ -75,6 +76,14 @@ class OperatorVerdictView(BaseModel):
     store: Annotated[str | None, Field(description="What it keeps, or kept; null: nothing.")]
     verdict: versions.OperatorVerdict
     detail: str
+    open_windows: Annotated[
+        int | None,
+        Field(
+            description="In a dry run, of one that begins empty and waits for windows to close: how many windows were "
+            "begun before it, and come out only if they change again. Null: none are meant, or `detail` says why it is "
+            "not known; not more than were counted in 2 s."
+        ),
+    ] = None
 
 
 class SinkVerdictView(BaseModel):
@@ -204,7 +213,11 @@ async def _ask(
     """Change a job, or say what that would mean."""
     catalog = request.state.catalog
     if dry_run:
-        return answer(await run_in_threadpool(catalog.read, _compare, job, tag, choose))
+        view, unseen = await run_in_threadpool(catalog.read, _compare, job, tag, choose)
+        for operator in view["operators"]:
+            if operator["operator"] in unseen:
+                operator |= await _open_windows(request.state.lookups, operator, unseen[operator["operator"]])
+        return answer(view)
     view = await run_in_threadpool(catalog.write, _change, job, tag, choose, who)
     fault_point("change.after")
     if waiting.wait:
@@ -212,6 +225,17 @@ async def _ask(
     shown = tagged_job(request, view)
     shown.status_code = 202 if view["state"] == job_states.CHANGING else shown.status_code
     return shown
+
+
+async def _open_windows(lookups: Lookups, operator: Mapping[str, Any], store: str) -> dict[str, Any]:
+    """What a verdict says besides, of an operator that has not seen how the open windows of a store were begun."""
+    try:
+        found = await lookups.reader.count_open(await lookups.stores.as_of_now(store))
+    except StoreNotReadable as error:
+        return {"detail": f"{operator['detail']}; how many windows are open in {store!r} is not known: {error.reason}"}
+    count = f"{found.count}" if found.is_all else f"at least {found.count}"
+    detail = f"of {count} window(s) open in {store!r} nothing comes out unless they change again"
+    return {"detail": f"{operator['detail']}; {detail}", "open_windows": found.count}
 
 
 # ---------------------------------------------------------------- in a transaction
@@ -225,7 +249,8 @@ def _former(s: Session, job: JobRow, asked: RollbackRequest) -> tuple[JobSpec, _
     return JobSpec.parse(row.spec), _Wanted("rollback", f"rollback to version {asked.version}", renames, asked.restart)
 
 
-def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
+def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str, Any], dict[str, str]]:
+    """The verdicts, and by operator the store whose open windows it has not seen."""
     job = jobs.get_job(s, name)
     require_tag(job, tag)
     spec, wanted = choose(s, job)
@@ -233,7 +258,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
     tasks = s.scalars(select(TaskRow).where(TaskRow.job_id == job.id)).all()
     full = job_changes.too_full(jobs.stores_of(s, job.id), tasks, job_changes.bounds_of(found))
     problems = [*found.problems, *_over(spec, wanted, found, full)]
-    return {
+    view = {
         "version": job.spec_version + 1,
         "is_possible": not problems,
         "operators": [asdict(each) for each in found.operators],
@@ -241,6 +266,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> dict[str, Any]:
         "errors": [asdict(each) for each in problems],
         "warnings": [asdict(each) for each in shared_sinks(s, spec, job)],
     }
+    return view, found.unseen
 
 
 def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ an answer must be (`freshness`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
@@ -22,6 +23,8 @@ from service.streams.stores.reading import Ask, Findings, Page, Place, Query, Re
 T = TypeVar("T")
 
 SIZES_S: Final = 2.0  # for all stores together, where their sizes are only wanted beside other figures
+COUNT_S: Final = 2.0  # for the open entries of one store
+COUNTED_AT_ONCE: Final = 1_000  # then whoever else waits goes first
 
 
 class Look(NamedTuple):
@@ -30,6 +33,13 @@ class Look(NamedTuple):
     page: Page
     known: Known
     served_by: str
+
+
+class OpenEntries(NamedTuple):
+    """How many entries of a store may still change; not `is_all`: at least so many."""
+
+    count: int
+    is_all: bool
 
 
 class StoreReader:
@@ -76,6 +86,16 @@ class StoreReader:
                         state = await self._source.state(store_id, self._lineage, partition)
                         found[store_id, partition] = Size(state.entries, state.bytes)
         return found
+
+    async def count_open(self, known: Known) -> OpenEntries:
+        """The entries that may still change, as many as are found within COUNT_S. Raises StoreNotReadable."""
+        found, after, until = 0, None, time.monotonic() + COUNT_S
+        while True:
+            look = await self.page(known, Query(is_open=True), COUNTED_AT_ONCE, after)
+            found, after = found + len(look.page.items), look.page.next
+            if after is None or time.monotonic() >= until:
+                return OpenEntries(found, after is None)
+            await asyncio.sleep(0)
 
     async def _drive(self, known: Known, reading: Reading[T]) -> tuple[T, str]:
         served_by = ""

@@ -57,6 +57,13 @@ class World:
         assert self.call("PATCH", f"/v1/jobs/{job}", json=what, headers={"If-Match": tag})["state"] == "running"
         assert self.task(job)["epoch"] == epoch
 
+    def verdict(self, job: str, body: Json, operator: str) -> Json:
+        """What a change would mean for an operator."""
+        tag = self.http.get(f"/v1/jobs/{job}").headers["ETag"]
+        answer = self.call("PUT", f"/v1/jobs/{job}?dry_run=true", json=body, headers={"If-Match": tag})
+        found: Json = next(each for each in answer["operators"] if each["operator"] == operator)
+        return found
+
     def task(self, job: str) -> Json:
         found: Json = self.call("GET", f"/v1/jobs/{job}/tasks")["items"][0]
         return found
@@ -101,3 +108,17 @@ def test_idle_close_begins_with_a_change(world: World) -> None:
     assert world.keys_out(job) == []
     world.change(job, idle_close_after_ms=50)
     wait_until(lambda: world.keys_out(job) == ["first"], 30, "the session is closed")
+
+
+def test_a_dry_run_counts_the_windows_that_an_added_suppress_has_not_seen(world: World) -> None:
+    windows = {**COUNT, "window": {"type": "tumbling", "size_ms": 100, "grace_ms": 0}}
+    job = world.job(windows, commit_interval_ms=0)
+    world.post(job, "b", "c")
+    found = world.call("GET", f"/v1/jobs/{job}?wait=caught_up&timeout_ms=30000")
+    assert found["caught_up"]
+    final = {"op": "suppress", "name": "final", "until": "window_closes"}
+    verdict = world.verdict(job, {**found["spec"], "operators": [windows, final]}, "final")
+    assert (verdict["verdict"], verdict["open_windows"]) == ("empty", 3)
+    assert f"of 3 window(s) open in '{job}-n' nothing comes out unless they change again" in verdict["detail"]
+    anew = {**found["spec"], "operators": [windows, final], "restart": ["n"]}
+    assert world.verdict(job, anew, "final").get("open_windows") is None

@@ -78,7 +78,8 @@ class SinkChange:
 class Comparison:
     """A version beside the one before. `topology`: the new one, whose stores know what they have taken over;
     `inherited`: operator → its former name, of stores that go on; `conditions`: by former store name, what must be so
-    at the change; `problems`: what is refused, with pointers into the new specification.
+    at the change; `unseen`: operator that waits for windows to close and begins empty → the former store that has those
+    windows; `problems`: what is refused, with pointers into the new specification.
     """
 
     topology: Topology
@@ -86,6 +87,7 @@ class Comparison:
     sinks: list[SinkChange] = field(default_factory=list)
     inherited: dict[str, str] = field(default_factory=dict)
     conditions: list[tuple[str, Condition]] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -253,12 +255,12 @@ class _Comparing:
         former = self._former(was, name)
         store = self._store(self._new, operator.name).name
         if former is None:
-            detail = (
-                "begins empty; what waits for windows to close gets none of what is open now unless it changes again"
-            )
+            self._note_unseen(place, name, operator)
+            detail = "begins empty, at the stream time of each task"
             self._note(OperatorChange(name, operator.op, "empty", detail, None, store))
             return None
         if name in self._restart:
+            self._note_unseen(place, name, operator)
             detail = "begins anew, empty, at the stream time of each task"
             self._note(OperatorChange(name, operator.op, "restarts", detail, was, store))
             return None
@@ -279,6 +281,21 @@ class _Comparing:
         verdict: OperatorVerdict = "keeps" if details else "unchanged"
         self._note(OperatorChange(name, operator.op, verdict, "; ".join(details), was, store))
         return None
+
+    def _note_unseen(self, place: int, name: str, operator: StatefulSpec) -> None:
+        """Of one that begins empty and lets go what windows have when they close: whose open windows it has not seen.
+        They come out only where they change again. Windows of an operator that begins anew itself are all new.
+        """
+        upstreams, parents = self._new.spec.upstreams(), self._new.spec.parents()
+        upstream = upstreams[place]
+        if upstream.window is None or upstream.is_final or not operator.downstream(upstream).is_final:
+            return
+        above = parents[place]
+        while above is not None and not isinstance(self._new.spec.operators[above], StatefulSpec):
+            above = parents[above]
+        was = None if above is None else self._found.inherited.get(self._names[above])
+        if was is not None:
+            self._found.unseen[name] = self._store(self._old, was).name
 
     def _former(self, was: str, name: str) -> StatefulSpec | None:
         """The operator that the store had; None where there was none, or it goes on under another name."""

@@ -199,6 +199,34 @@ def test_an_operator_that_comes_begins_empty_and_one_that_goes_leaves_its_store(
     assert (gone.verdict, gone.store, found.inherited) == ("removed", "visits-n", {"once": "once"})
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "how", "unseen"),
+    [
+        ([counted(tumbling())], [counted(tumbling()), MAP, suppressed()], {}, {"final": "visits-n"}),
+        (
+            [counted(tumbling())],
+            [counted(tumbling(), name="m"), suppressed()],
+            {"renames": {"n": "m"}},
+            {"final": "visits-n"},
+        ),
+        (
+            [counted(session()), suppressed()],
+            [counted(session()), suppressed()],
+            {"restart": ["final"]},
+            {"final": "visits-n"},
+        ),
+        ([counted(tumbling())], [counted(tumbling()), suppressed()], {"restart": ["n"]}, {}),
+        ([counted(tumbling())], [counted(tumbling()), suppressed(until="time_limit", time_limit_ms=5)], {}, {}),
+        ([counted()], [counted(), suppressed(until="time_limit", time_limit_ms=5)], {}, {}),
+        ([once()], [once(), counted(tumbling()), suppressed()], {}, {}),
+        ([counted(tumbling()), suppressed()], [counted(tumbling()), suppressed()], {}, {}),
+    ],
+)
+def test_what_waits_for_windows_to_close_has_not_seen_those_that_are_open(before, after, how, unseen):
+    found = change(before, after, **how)
+    assert (found.unseen, found.problems) == (unseen, [])
+
+
 def test_a_store_goes_on_under_another_name():
     renamed = {**once(), "name": "first"}
     found = change([once()], [renamed], renames={"once": "first"})
