@@ -25,10 +25,12 @@ from service.api.job_creation import EXAMPLE, CreatedJobView
 from service.api.job_views import find_job_view, require_tag, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row
+from service.api.start_records import first_records
 from service.auth import Reader, Writer
 from service.catalog import job_changes, job_creation, job_states, job_versions, jobs
 from service.catalog.job_changes import BufferBound
 from service.catalog.shared_sinks import shared_sinks
+from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import JobRow, JobVersionRow, TaskRow
 from service.faults import fault_point
 from service.lookups import Lookups
@@ -39,6 +41,7 @@ from service.streams.operators.fields import OperatorName, Spec
 from service.streams.topology import versions
 from service.streams.topology.complaints import pointer, validated
 from service.streams.topology.spec import MAX_OPERATORS, JobSpec
+from service.streams.topology.starts import Start
 
 router = router_of("jobs")
 
@@ -94,6 +97,14 @@ class SinkVerdictView(BaseModel):
     detail: str
 
 
+class SourceVerdictView(BaseModel):
+    """What a change means for the records of a source."""
+
+    stream: str
+    verdict: versions.SourceVerdict
+    detail: str
+
+
 class ChangeVerdictView(BaseModel):
     """What a change would mean; nothing is changed."""
 
@@ -101,6 +112,7 @@ class ChangeVerdictView(BaseModel):
     is_possible: bool
     operators: list[OperatorVerdictView]
     sinks: list[SinkVerdictView]
+    sources: list[SourceVerdictView]
     errors: Annotated[list[ProblemItemView], Field(description="Why it is not possible, each with a way out.")]
     warnings: Annotated[
         list[ProblemItemView], Field(description="Sinks it begins to write that others wrote or write.")
@@ -218,13 +230,21 @@ async def _ask(
             if operator["operator"] in unseen:
                 operator |= await _open_windows(request.state.lookups, operator, unseen[operator["operator"]])
         return answer(view)
-    view = await run_in_threadpool(catalog.write, _change, job, tag, choose, who)
+    view = await run_in_threadpool(_write_change, request, job, tag, choose, who)
     fault_point("change.after")
     if waiting.wait:
         view = {**view, **await settled_job(request, job, waiting)}
     shown = tagged_job(request, view)
     shown.status_code = 202 if view["state"] == job_states.CHANGING else shown.status_code
     return shown
+
+
+def _write_change(request: Request, job: str, tag: str, choose: Choose, who: str) -> dict[str, Any]:
+    """Change a job; where sources that are added begin at a timestamp, their first records are looked for before."""
+    catalog = request.state.catalog
+    records = first_records(request, *catalog.read(_added_sources, job, tag, choose))
+    view: dict[str, Any] = catalog.write(_change, job, tag, choose, who, records)
+    return view
 
 
 async def _open_windows(lookups: Lookups, operator: Mapping[str, Any], store: str) -> dict[str, Any]:
@@ -263,13 +283,23 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str,
         "is_possible": not problems,
         "operators": [asdict(each) for each in found.operators],
         "sinks": [asdict(each) for each in found.sinks],
+        "sources": [asdict(each) for each in found.sources],
         "errors": [asdict(each) for each in problems],
         "warnings": [asdict(each) for each in shared_sinks(s, spec, job)],
     }
     return view, found.unseen
 
 
-def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[str, Any]:
+def _added_sources(s: Session, name: str, tag: str, choose: Choose) -> tuple[list[str], Start]:
+    """The sources that a job has not read so far, and where it begins to."""
+    job = jobs.get_job(s, name)
+    require_tag(job, tag)
+    spec, _ = choose(s, job)
+    had = {stream.name for stream in jobs.streams_of(s, job.id, "source")}
+    return [source for source in spec.sources if source not in had], spec.start
+
+
+def _change(s: Session, name: str, tag: str, choose: Choose, who: str, records: FirstRecords) -> dict[str, Any]:
     job = job_states.lock_job(s, name=name)
     require_tag(job, tag)
     spec, wanted = choose(s, job)
@@ -282,7 +312,8 @@ def _change(s: Session, name: str, tag: str, choose: Choose, who: str) -> dict[s
         raise IncompatibleChange(found.problems)
     job_creation.require_user_sinks(s, spec)
     warnings = [asdict(each) for each in shared_sinks(s, spec, job)]
-    full = coordinator.change_version(s, job, job_changes.wanted(job, spec, found, who=who, **wanted._asdict()))
+    asked = job_changes.wanted(s, job, spec, found, who=who, records=records, **wanted._asdict())
+    full = coordinator.change_version(s, job, asked)
     if full:
         raise IncompatibleChange(_over(spec, wanted, found, full))
     s.flush()

@@ -3,11 +3,12 @@
 It knows that a task's inputs are numbered once, when it is made, and that its positions are one packed value in the
 order of these numbers. It refuses to know why somebody asks: lag, silence, retention, polls and commits all read this.
 
-    task_inputs       (task, first number) → (stream, first partition), so many of each, for ever
+    task_inputs       (task, first number) → (stream, first partition), so many of each, as long as it reads them
     tasks.positions   per input, in the order of the numbers: next offset, frontier (int64 each, little endian)
 
 A task has a row in `task_inputs` for each stream that it reads, not for each partition: with 64 tasks that read a
-repartition stream of 64 partitions there are 64 rows.
+repartition stream of 64 partitions there are 64 rows. Numbers are given once: where a source was removed there is a
+number without a row, and its position stays. It is shown as an input that was read to its end, where nothing comes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from service.streams.inputs import InputPosition
 
 _POSITION = struct.Struct("<qq")
 POSITION_BYTES: Final = _POSITION.size
+LONG_MS: Final = 2**62  # longer than anybody waits for an input
 SILENT_MS = (Now() - func.coalesce(PartitionRow.published_ms, 0)).label("silent_ms")
 READ = (  # a row a range of inputs, with the log of its first partition; `inputs_of` makes inputs of it
     select(TaskInputRow.task_id, TaskInputRow.number, TaskInputRow.stream_id, TaskInputRow.partition, TaskRow.positions)
@@ -68,10 +70,10 @@ Logs = Mapping[str, Sequence[Log]]  # stream id → its partitions, in order
 class TaskInput:
     """One partition that a task reads: where the task stands in it, and which offsets [start, end) it has.
 
-    `frontier`: how far the input had come (ms, its highest `aligned_at`) at all that was read of it, -1 while that is
-    not known. `silent_ms`: for how long the partition has not grown. `sub_log`: the target whose part of a repartition
-    log the task reads. `bound`, `is_caught_up`: as a slot is given them (`protocol.InputHead`), where `progress` found
-    them.
+    `stream_id`: empty where the source was removed. `frontier`: how far the input had come (ms, its highest
+    `aligned_at`) at all that was read of it, -1 while that is not known. `silent_ms`: for how long the partition has
+    not grown. `sub_log`: the target whose part of a repartition log the task reads. `bound`, `is_caught_up`: as a slot
+    is given them (`protocol.InputHead`), where `progress` found them.
     """
 
     stream_id: str
@@ -84,6 +86,11 @@ class TaskInput:
     sub_log: int | None = None
     bound: int = -1
     is_caught_up: bool = False
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether nothing but its number is left of it."""
+        return not self.stream_id
 
     @property
     def lag(self) -> int:
@@ -202,12 +209,27 @@ def logs_of(s: Session, stream_ids: Collection[str]) -> Logs:
 
 
 def inputs_of(s: Session, rows: Sequence[Any], logs: Logs | None = None) -> Iterator[tuple[Any, list[TaskInput]]]:
-    """Each row of `READ`, and the inputs that it tells of. `logs`: all of them, as tasks are to see them."""
+    """Each row of `READ`, those of a task one after the other, and the inputs that it tells of, with those beside it
+    that are removed. `logs`: all of them, as tasks are to see them.
+    """
     known = logs_of(s, {row.stream_id for row in rows if row.partitions > 1}) if logs is None else logs
-    for row in rows:
+    for row, begin, end in with_removed(rows):
         is_told = logs is None and row.partitions == 1
         one = [Log(row.start_offset, row.end_offset, row.silent_ms)]
-        yield row, _range(row, one if is_told else known[row.stream_id][row.partition :])
+        found = _range(row, one if is_told else known[row.stream_id][row.partition :])
+        following = row.number + row.partitions
+        yield row, [*_removed(row, begin, row.number), *found, *_removed(row, following, end)]
+
+
+def with_removed(rows: Sequence[Any]) -> Iterator[tuple[Any, int, int]]:
+    """Each row of ranges of inputs (with `task_id`, `number`, `partitions`, `positions`; those of a task together, by
+    number), and the numbers [begin, end) of its task that it stands for: its own, and those beside it without a row.
+    """
+    for i, row in enumerate(rows):
+        is_first = i == 0 or rows[i - 1].task_id != row.task_id
+        is_last = i + 1 == len(rows) or rows[i + 1].task_id != row.task_id
+        end = len(row.positions) // POSITION_BYTES if is_last else rows[i + 1].number
+        yield row, 0 if is_first else row.number, end
 
 
 def _inputs(s: Session, query: Prepared, **parameters: Any) -> dict[str, list[TaskInput]]:
@@ -223,6 +245,14 @@ def _range(row: Any, logs: Sequence[Log]) -> list[TaskInput]:
     return [
         TaskInput(row.stream_id, row.partition + i, offset, frontier, *log, row.sub_log)
         for i, ((offset, frontier), log) in enumerate(zip(positions, logs, strict=False))
+    ]
+
+
+def _removed(row: Any, begin: int, end: int) -> list[TaskInput]:
+    """The inputs of a row's task with numbers in [begin, end), which have no stream."""
+    positions = _POSITION.iter_unpack(row.positions[begin * POSITION_BYTES : end * POSITION_BYTES])
+    return [
+        TaskInput("", 0, offset, frontier, offset, offset, LONG_MS, is_caught_up=True) for offset, frontier in positions
     ]
 
 

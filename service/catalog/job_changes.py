@@ -24,14 +24,21 @@ from sqlalchemy.orm import Session
 
 from service.catalog.adoptions import Adoptions, version_of
 from service.catalog.engine import now_ms
-from service.catalog.inputs import inputs_of_job, pack, unpack
+from service.catalog.inputs import POSITION_BYTES, inputs_of_job, pack, unpack
 from service.catalog.job_creation import UNREADABLE, keep_dropped, relate, sink_stream, specified
-from service.catalog.job_states import CHANGING, move, note_transition
+from service.catalog.job_states import CHANGING, WORKING, move, note_transition
 from service.catalog.job_versions import INHERITS, Kind, note_version
 from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of
-from service.catalog.start_positions import start_of
-from service.catalog.streams import create_stream, find_stream, get_stream, lock_partitions_of, remove_streams
-from service.catalog.tables import JobRow, JobStreamRow, Json, StoreRow, StreamRow, TaskInputRow, TaskRow
+from service.catalog.start_positions import FirstRecords, start_of
+from service.catalog.streams import (
+    create_stream,
+    find_stream,
+    get_stream,
+    lock_partitions_of,
+    partitions_of,
+    remove_streams,
+)
+from service.catalog.tables import JobRow, JobStreamRow, Json, SkipRow, StoreRow, StreamRow, TaskInputRow, TaskRow
 from service.streams.errors import IllegalTransition, InvalidSpec, Problem, ReplayUnderWay, StreamExists
 from service.streams.inputs import InputPosition
 from service.streams.operators.declaration import StatefulSpec
@@ -39,6 +46,7 @@ from service.streams.topology import graph, versions
 from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import Start, StartTimestamp
 from service.streams.topology.versions import Version
 
 PENDING = "pending"
@@ -57,7 +65,8 @@ class BufferBound(msgspec.Struct, frozen=True):
 
 class WantedChange(msgspec.Struct, frozen=True):
     """A change as it was asked for and judged, while it waits as `jobs.change`. `details` as in `job_versions`;
-    `renames`: former operator → the name of it now; `reads_on`: later tasks have to read what is on its way to them.
+    `renames`: former operator → the name of it now; `reads_on`: what is on its way, and in `removed` sources, is read
+    before; `starts`: where sources that are added begin (an offset a partition), as far as that is known by now.
     """
 
     spec: Json
@@ -69,6 +78,8 @@ class WantedChange(msgspec.Struct, frozen=True):
     renames: dict[str, str]
     reads_on: bool
     bounds: list[BufferBound] = []
+    removed: list[str] = []
+    starts: dict[str, list[int]] = {}
     state: str = PENDING
 
 
@@ -110,6 +121,7 @@ def bounds_of(found: versions.Comparison) -> list[BufferBound]:
 
 
 def wanted(
+    s: Session,
     job: JobRow,
     spec: JobSpec,
     found: versions.Comparison,
@@ -119,11 +131,16 @@ def wanted(
     reason: str,
     renames: Mapping[str, str],
     restart: Sequence[str],
+    records: FirstRecords | None = None,
 ) -> WantedChange:
-    """A change of a locked job that is possible, as it waits or is made."""
+    """A change of a locked job that is possible, as it waits or is made. `records`: the first ones of sources that are
+    added, of a start at a timestamp (see `start_of`). Raises UnknownStream.
+    """
+    removed = found.sources_that("removed")
     details = {
         "operators": [asdict(each) for each in found.operators],
         "sinks": [asdict(each) for each in found.sinks],
+        "sources": [asdict(each) for each in found.sources],
         "renames": dict(renames),
         "restart": list(restart),
         INHERITS: found.inherited,
@@ -136,9 +153,19 @@ def wanted(
         reason=reason,
         details=details,
         renames=dict(renames),
-        reads_on=reads_on(Topology.from_json(job.topology), found.topology),
+        reads_on=bool(removed) or reads_on(Topology.from_json(job.topology), found.topology),
         bounds=bounds_of(found),
+        removed=removed,
+        starts=_starts(s, spec.start, found.sources_that("added"), records),
     )
+
+
+def _starts(s: Session, start: Start, sources: Iterable[str], records: FirstRecords | None) -> dict[str, list[int]]:
+    """Where sources begin at a timestamp: found now, as nobody can look into chunks when the change is made."""
+    if not isinstance(start, StartTimestamp):
+        return {}
+    partitions = {name: partitions_of(s, get_stream(s, name).id) for name in sources}
+    return {name: [start_of(s, start, name, at, records) for at in each] for name, each in partitions.items()}
 
 
 def reads_on(old: Topology, new: Topology) -> bool:
@@ -214,11 +241,17 @@ def wait_until_quiet(s: Session, job: JobRow, wanted: WantedChange, read_to: Rea
     job.read_to = read_to
 
 
-def marks(s: Session, job: JobRow) -> ReadTo:
-    """Where the partitions of each stream of users end now that a job reads."""
+def marks(s: Session, job: JobRow, wanted: WantedChange) -> ReadTo | None:
+    """Up to where a job has to have read users' streams, where they end now: all where it works and reads on, those
+    that it parts with in any case. None: none.
+    """
+    if not wanted.reads_on or not (wanted.removed or job.state in WORKING):
+        return None
+    going = {stream.id for stream in streams_of(s, job.id, "source") if stream.name in wanted.removed}
     found: dict[str, dict[int, int]] = {}
     for at in chain.from_iterable(inputs_of_job(s, job.id).values()):
-        if at.sub_log is None:
+        is_user = at.sub_log is None and not at.is_removed
+        if is_user and (job.state in WORKING or at.stream_id in going):
             found.setdefault(at.stream_id, {})[at.partition] = at.end
     return {stream_id: [ends[p] for p in sorted(ends)] for stream_id, ends in found.items()}
 
@@ -245,22 +278,48 @@ def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Want
     old, new = Topology.from_json(job.topology), Topology.from_json(wanted.topology)
     require_own_names(s, job, new)
     job.spec_version += 1
-    for column, value in specified(JobSpec.parse(wanted.spec), new).items():
+    has_several = bool(wanted.removed) or any(len(task.positions) > POSITION_BYTES for task in tasks)
+    for column, value in specified(JobSpec.parse(wanted.spec), new, has_several=has_several).items():
         setattr(job, column, value)
     job.change = job.read_to = None
     job.etag += 1
-    _add_sources(s, job, tasks, new)
+    left = _part_with_sources(s, job, tasks, wanted.removed)
+    _add_sources(s, job, tasks, new, wanted.starts)
     _Rows(s, job, wanted, old, new).change()
     note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=wanted.details)
     details = {"version": job.spec_version, "renames": wanted.renames, "restart": wanted.details.get("restart", [])}
+    details |= {"removed_sources": left} if left else {}
     note_transition(s, job, job.state, job.state, wanted.reason, wanted.who, kind="version", details=details)
     s.flush()
     _hand_over(s, job, tasks, wanted)
 
 
-def _add_sources(s: Session, job: JobRow, tasks: Iterable[TaskRow], new: Topology) -> None:
+def _part_with_sources(
+    s: Session, job: JobRow, tasks: Iterable[TaskRow], names: Collection[str]
+) -> dict[str, dict[str, int]]:
+    """Have tasks read these sources no more. The numbers of their inputs stay: what waits in stores names inputs by
+    them. Returns by source and partition where it was read up to, as a start has it.
+    """
+    going = {stream.id: stream.name for stream in streams_of(s, job.id, "source") if stream.name in names}
+    if not going:
+        return {}
+    left: dict[str, dict[str, int]] = {}
+    for at in chain.from_iterable(inputs_of_job(s, job.id).values()):
+        if at.stream_id in going:
+            left.setdefault(going[at.stream_id], {})[str(at.partition)] = at.position
+    is_of_tasks = TaskInputRow.task_id.in_([task.id for task in tasks])
+    s.execute(delete(TaskInputRow).where(is_of_tasks, TaskInputRow.stream_id.in_(going)))
+    is_source = (JobStreamRow.job_id == job.id) & (JobStreamRow.role == "source")
+    s.execute(delete(JobStreamRow).where(is_source, JobStreamRow.stream_id.in_(going)))
+    s.execute(delete(SkipRow).where(SkipRow.job_id == job.id, SkipRow.stream_id.in_(going)))
+    return left
+
+
+def _add_sources(
+    s: Session, job: JobRow, tasks: Iterable[TaskRow], new: Topology, starts: Mapping[str, Sequence[int]]
+) -> None:
     """Have tasks read what the new version has as further sources, under numbers behind all that they had: from where
-    its `start` says. Raises UnknownStream, InvalidSpec.
+    its `start` says, or these `starts`. Raises UnknownStream, InvalidSpec.
     """
     spec = JobSpec.parse(job.spec)
     had = {stream.name for stream in streams_of(s, job.id, "source")}
@@ -277,7 +336,13 @@ def _add_sources(s: Session, job: JobRow, tasks: Iterable[TaskRow], new: Topolog
             positions = unpack(task.positions)
             at = {"stream_id": stream.id, "partition": task.partition, "partitions": 1}
             s.add(TaskInputRow(task_id=task.id, number=len(positions), **at))
-            offset = start_of(s, spec.start, stream.name, locked[stream.id, task.partition])
+            first = locked[stream.id, task.partition]
+            known = starts.get(stream.name)
+            offset = (
+                start_of(s, spec.start, stream.name, first)
+                if known is None
+                else max(known[task.partition], first.start_offset)  # retention may have taken it since
+            )
             task.positions = pack([*positions, InputPosition(offset)])
     s.flush()
 

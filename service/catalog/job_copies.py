@@ -60,7 +60,8 @@ def copy_job(
     _require_other_sinks(s, first, spec)
     state = PAUSED if is_paused else STARTING
     reason = f"copied from {first.name!r}"
-    job = JobRow(name=spec.name, state=state, reason=reason, **specified(spec, topology))
+    columns = specified(spec, topology, has_several=first.max_repartition_bytes is not None)
+    job = JobRow(name=spec.name, state=state, reason=reason, **columns)
     s.add(job)
     s.flush()
     details = {"job": first.name, "version": first.spec_version}

@@ -156,7 +156,7 @@ def set_spec(
     """
     if has_spec(job, spec):
         return
-    columns = specified(spec, topology)
+    columns = specified(spec, topology, has_several=job.max_repartition_bytes is not None)
     for column, value in columns.items():
         setattr(job, column, value)
     keep_dropped(s, job, topology)
@@ -197,10 +197,12 @@ def _require_unread(s: Session, job: JobRow, stream_ids: Sequence[str]) -> None:
         raise StreamInUse(read[0][0], [reader for stream, reader in read if stream == read[0][0]])
 
 
-def specified(spec: JobSpec, topology: Topology) -> Json:
-    """The columns of a job that its specification gives."""
+def specified(spec: JobSpec, topology: Topology, *, has_several: bool = False) -> Json:
+    """The columns of a job that its specification gives; `has_several`: its tasks have more than one input, and be it
+    one that is removed.
+    """
     body = spec.to_json()
-    has_several = any(len(each.sources) > 1 or each.repartitions for each in topology.sub_topologies)
+    has_several = has_several or any(len(each.sources) > 1 or each.repartitions for each in topology.sub_topologies)
     return {
         "spec": body,
         "spec_sha256": _digest(body),

@@ -65,7 +65,8 @@ def positions(s: Session, job_id: str) -> list[SourcePosition]:
     """
     names = {stream.id: stream.name for stream in streams_of(s, job_id)}
     lowest: dict[tuple[str, int], TaskInput] = {}
-    for at in chain.from_iterable(inputs_of_job(s, job_id).values()):
+    read = (at for at in chain.from_iterable(inputs_of_job(s, job_id).values()) if not at.is_removed)
+    for at in read:
         log = (at.stream_id, at.partition)
         lowest[log] = min(lowest.get(log, at), at, key=lambda each: each.position)
     return sorted(_source_position(names, at) for at in lowest.values())
@@ -151,7 +152,7 @@ def tasks_of(s: Session, job_id: str) -> list[Json]:
             "counters": task.counters,
             "applied": {} if active is None else active.applied,
             "updated_ms": task.updated_ms,
-            "positions": [_source_position(names, at)._asdict() for at in inputs[task.id]],
+            "positions": [_source_position(names, at)._asdict() for at in inputs[task.id] if not at.is_removed],
         }
         for task, active, instance_id in rows
     ]

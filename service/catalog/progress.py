@@ -25,7 +25,7 @@ import numpy.typing as npt
 from sqlalchemy import Row, bindparam, or_, select
 from sqlalchemy.orm import Session
 
-from service.catalog.inputs import POSITION_BYTES, SILENT_MS, Log, Logs, TaskInput
+from service.catalog.inputs import LONG_MS, POSITION_BYTES, SILENT_MS, Log, Logs, TaskInput, with_removed
 from service.catalog.repartitions import unread_bytes
 from service.catalog.tables import JobRow, JobStreamRow, PartitionRow, TaskInputRow, TaskRow
 
@@ -34,9 +34,8 @@ Bools = npt.NDArray[np.bool_]
 
 _NEVER: Final = np.iinfo(np.int64).max
 _NOBODY: Final = -1
-_LONG_MS: Final = 2**62  # longer than anybody waits for an input
 _TASKS = (
-    select(TaskRow.id, TaskRow.sub_topology, TaskRow.partition, TaskRow.positions, TaskRow.is_closed)
+    select(TaskRow.id.label("task_id"), TaskRow.sub_topology, TaskRow.partition, TaskRow.positions, TaskRow.is_closed)
     .add_columns(TaskRow.has_backlog, TaskRow.flush_at.is_not(None).label("is_flushing"))
     .add_columns(TaskRow.replay.is_not(None).label("is_replaying"), TaskInputRow.number)
     .add_columns(TaskInputRow.stream_id, TaskInputRow.partition.label("first"), TaskInputRow.partitions)
@@ -86,8 +85,8 @@ class JobProgress:
     def __init__(self, s: Session, job_id: str, patience: Patience) -> None:
         self._patience = patience
         ranges, logs = s.execute(_TASKS, {"job_id": job_id}).all(), s.execute(_LOGS, {"job_id": job_id}).all()
-        tasks = list({row.id: row for row in ranges}.values())
-        self._places = {row.id: place for place, row in enumerate(tasks)}
+        tasks = list({row.task_id: row for row in ranges}.values())
+        self._places = {row.task_id: place for place, row in enumerate(tasks)}
         self._read_logs(logs, {(row.sub_topology, row.partition): place for place, row in enumerate(tasks)})
         self._read_inputs(ranges, tasks)
         self._read_tasks(tasks)
@@ -102,11 +101,11 @@ class JobProgress:
             self._firsts.setdefault(row.stream_id, place)
             found.setdefault(row.stream_id, []).append(self._log_of(row))
         self.logs: Logs = found
-        self._of_log = [(row.stream_id, row.partition) for row in logs]
-        every = [log for of_stream in found.values() for log in of_stream]
+        self._of_log = [*((row.stream_id, row.partition) for row in logs), ("", 0)]  # the last: of removed inputs
+        every = [*(log for of_stream in found.values() for log in of_stream), Log(0, 0, LONG_MS)]
         self._end, self._silent_ms = (np.array([log[field] for log in every], np.int64) for field in (1, 2))
-        self._bytes: Int64s = np.array([row.bytes for row in logs], np.int64)
-        writers = [places.get((row.sub_topology, row.partition), _NOBODY) for row in logs]
+        self._bytes: Int64s = np.array([*(row.bytes for row in logs), 0], np.int64)
+        writers = [*(places.get((row.sub_topology, row.partition), _NOBODY) for row in logs), _NOBODY]
         self._writer: Int64s = np.array(writers, np.int64)  # of each log the task, _NOBODY: users
 
     def _log_of(self, row: Row[Any]) -> Log:
@@ -114,14 +113,19 @@ class JobProgress:
         marks = (self._patience.read_to or {}).get(row.stream_id)
         if marks is None:
             return Log(row.start_offset, row.end_offset, row.silent_ms)
-        return Log(row.start_offset, min(row.end_offset, marks[row.partition]), _LONG_MS)
+        return Log(row.start_offset, min(row.end_offset, marks[row.partition]), LONG_MS)
 
     def _read_inputs(self, ranges: Sequence[Row[Any]], tasks: Sequence[Row[Any]]) -> None:
-        counts = np.array([row.partitions for row in ranges], np.int64)
-        firsts = np.array([self._firsts[row.stream_id] + row.first for row in ranges], np.int64)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._log: Int64s = np.repeat(firsts, counts) + within
-        self._task: Int64s = np.repeat(np.array([self._places[row.id] for row in ranges], np.int64), counts)
+        logs, owners, removed = list[int](), list[int](), len(self._of_log) - 1
+        for row, begin, end in with_removed(ranges):
+            first = self._firsts[row.stream_id] + row.first
+            following = row.number + row.partitions
+            logs += [removed] * (row.number - begin)
+            logs += range(first, first + row.partitions)
+            logs += [removed] * (end - following)
+            owners += [self._places[row.task_id]] * (end - begin)
+        self._log: Int64s = np.array(logs, np.int64)
+        self._task: Int64s = np.array(owners, np.int64)
         packed = np.frombuffer(b"".join(row.positions for row in tasks), "<i8").reshape(-1, 2)
         self._position, self._frontier = packed[:, 0], packed[:, 1]
         sizes = [len(row.positions) // POSITION_BYTES for row in tasks]

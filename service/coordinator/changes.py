@@ -39,7 +39,7 @@ def change_version(s: Session, job: JobRow, wanted: WantedChange) -> list[Buffer
         raise IllegalTransition(job.state, BECOME_ANOTHER, way_out)
     job_changes.require_nothing_asked(s, job)
     holdings = lock_holdings(s, job.id)
-    read_to = job_changes.marks(s, job) if wanted.reads_on and job.state in WORKING else None
+    read_to = job_changes.marks(s, job, wanted)
     left = job_changes.what_is_left(s, job, reads_on=wanted.reads_on, read_to=read_to)
     if left is not None and job.state not in WORKING:
         verb = "resume" if job.state == PAUSED else "restart"

@@ -242,7 +242,7 @@ def test_what_is_no_change_is_refused_with_a_pointer(untouched: Serving, body: o
     ("change", "pointer"),
     [
         ({"name": "other"}, "/name"),
-        ({"source": "views"}, "/source"),
+        ({"source": ["clicks", "wide"]}, "/source/1"),
         ({"operators": [{**COUNT, "window": None}]}, "/operators/0/window"),
         ({"operators": [SPREAD, COUNT, FINAL]}, "/operators"),
         ({"renames": {"nobody": "n"}}, "/renames/nobody"),
@@ -252,7 +252,7 @@ def test_what_is_no_change_is_refused_with_a_pointer(untouched: Serving, body: o
 )
 def test_what_stores_can_not_bear_is_refused_with_a_way_out(untouched: Serving, change: Json, pointer: str) -> None:
     api = untouched.client("writer")
-    untouched.client().post("/v1/streams", json={"name": "views", "partitions": 2})
+    untouched.client().post("/v1/streams", json={"name": "wide", "partitions": 4})
     before = api.get(PATH).json()
     if "renames" in change or "restart" in change:
         change = {**change, "operators": [graced(9), FINAL]}
@@ -314,6 +314,28 @@ def test_who_runs_a_job_that_works_does_not_change(api: httpx.Client) -> None:
     answer = put(api, COUNT, FINAL, parallelism=1)
     refused(answer, 409, "illegal_transition")
     assert "`:stop` it first" in answer.json()["detail"]
+
+
+def test_sources_come_and_go_and_history_says_up_to_where_they_were_read(api: httpx.Client) -> None:
+    api.post("/v1/streams", json={"name": "views", "partitions": 2}).raise_for_status()
+    body = [{"key": "a", "value": {}, "timestamp": 1_000 + i} for i in range(5)]
+    api.post("/v1/streams/views/records", json={"records": body}).raise_for_status()
+    where = next(at["partition"] for at in api.get("/v1/streams/views").json()["partitions"] if at["end_offset"])
+    more = {"source": ["clicks", "views"], "start": {"timestamp": 1_003}}
+    dry = api.put(PATH, json={**JOB, **more}, headers=tag_of(api), params={"dry_run": True}).json()
+    assert [(each["stream"], each["verdict"]) for each in dry["sources"]] == [
+        ("clicks", "unchanged"),
+        ("views", "added"),
+    ]
+    added = put(api, COUNT, FINAL, **more)
+    assert added.status_code == 200, added.text
+    at = {(each["stream"], each["partition"]): each["position"] for each in added.json()["positions"]}
+    assert at == {("clicks", 0): 0, ("clicks", 1): 0, ("views", where): 3, ("views", 1 - where): 0}
+    refused(put(api, COUNT, FINAL, source="clicks"), 409, "illegal_transition")  # stopped, and not all of it is read
+    assert put(api, COUNT, FINAL, source="views", start="latest").json()["spec_version"] == 3
+    line = api.get(f"{PATH}/history").json()["items"][0]
+    assert line["details"]["removed_sources"] == {"clicks": {"0": 0, "1": 0}}
+    assert {each["stream"] for each in api.get(PATH).json()["positions"]} == {"views"}
 
 
 # ---------------------------------------------------------------- back to a former version

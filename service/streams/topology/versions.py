@@ -29,10 +29,10 @@ from service.streams.records import Handover, StoreSpec
 from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import Node, Topology, with_layouts
 from service.streams.topology.spec import JobSpec
-from service.streams.topology.starts import StartTimestamp
 
 OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "refused"]
 SinkVerdict = Literal["unchanged", "keeps", "added", "removed"]
+SourceVerdict = Literal["unchanged", "added", "removed"]
 
 _OTHERWISE: Final = "make another job of it, or `:copy` this one and change the copy"
 _SHAPE: Final = ("type", "size_ms", "advance_ms", "time_difference_ms")  # what windows in stores are aligned by
@@ -75,6 +75,15 @@ class SinkChange:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceChange:
+    """What becomes of the records of a source."""
+
+    stream: str
+    verdict: SourceVerdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A version beside the one before. `topology`: the new one, whose stores know what they have taken over;
     `inherited`: operator → its former name, of stores that go on; `conditions`: by former store name, what must be so
@@ -85,10 +94,15 @@ class Comparison:
     topology: Topology
     operators: list[OperatorChange] = field(default_factory=list)
     sinks: list[SinkChange] = field(default_factory=list)
+    sources: list[SourceChange] = field(default_factory=list)
     inherited: dict[str, str] = field(default_factory=dict)
     conditions: list[tuple[str, Condition]] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    def sources_that(self, verdict: SourceVerdict) -> list[str]:
+        """The sources with this verdict."""
+        return [each.stream for each in self.sources if each.verdict == verdict]
 
 
 def compare(
@@ -146,7 +160,7 @@ class _Layout:
         behind: dict[str, Way] = {}  # by repartition stream
         for each in version.topology.sub_topologies:
             ways = [behind.get(source, (_Step("source", source),)) for source in each.sources]
-            start = ways[0] if len(ways) == 1 else (_Step("source", ", ".join(each.sources)),)
+            start = ways[0] if len(ways) == 1 else (_Step("source", ", ".join(sorted(each.sources))),)
             passed: list[Way] = []
             for node in each.nodes:
                 way = start if node.parent is None else passed[node.parent]
@@ -160,7 +174,7 @@ class _Layout:
                 way = start if cut.parent is None else passed[cut.parent]
                 behind[cut.stream] = (*way, _Step("cut", f"{cut.by or 'key'} -> {cut.targets}"))
                 cuts.append((names.get(cut.operator, cut.operator), cut.targets))
-            read = [names.get(name, name) for name in (self._origin(version, source) for source in each.sources)]
+            read = sorted(names.get(name, name) for name in (self._origin(version, source) for source in each.sources))
             self.structure.append((read, each.partitions, sorted(cuts)))
 
     @staticmethod
@@ -170,10 +184,10 @@ class _Layout:
         return source if found is None else found[1].operator
 
 
-def _without(added: Collection[str], structure: tuple[Any, ...]) -> tuple[Any, ...]:
+def _without(sources: Collection[str], structure: tuple[Any, ...]) -> tuple[Any, ...]:
     """A sub-topology of `_Layout.structure`, if these sources were not there."""
     read, *others = structure
-    return ([name for name in read if name not in added], *others)
+    return ([name for name in read if name not in sources], *others)
 
 
 def _canonical(spec: Mapping[str, Any]) -> str:
@@ -192,6 +206,7 @@ class _Comparing:
 
     def comparison(self) -> Comparison:
         found = self._found
+        self._judge_sources()
         found.problems.extend([*self._misnamed(), *self._misplaced()])
         if not found.problems:
             for place, (name, operator) in enumerate(zip(self._names, self._new.spec.operators, strict=True)):
@@ -224,16 +239,16 @@ class _Comparing:
 
     def _misplaced(self) -> Iterator[Problem]:
         """Tasks, and what they read of each other, stay."""
-        added = self.added_sources
-        before, after = self._before.structure, [_without(added, each) for each in self._after.structure]
-        had = self._old.spec.sources
-        if self._new.spec.sources[: len(had)] != had:
-            yield Problem("/source", f"the sources of a job stay, and others come behind them: {_OTHERWISE}")
-        elif added and isinstance(self._new.spec.start, StartTimestamp):
-            yield Problem("/start", "a source that is added starts at `earliest`, `latest` or at offsets")
-        elif added and before != after:
-            detail = f"its partitions do not lie as those of {had[0]!r} do, so that tasks would read otherwise"
-            yield Problem(pointer("source", len(had)), f"{detail}: `repartition` it by a job of its own before")
+        added, removed = self._found.sources_that("added"), self._found.sources_that("removed")
+        before = [_without(removed, each) for each in self._before.structure]
+        after = [_without(added, each) for each in self._after.structure]
+        if added and before != after:
+            detail = "its partitions do not lie as those that the job reads, so that tasks would read otherwise"
+            at = "/source" if isinstance(self._new.spec.source, str) else pointer("source", self._place_of(added[0]))
+            yield Problem(at, f"{detail}: `repartition` it by a job of its own before")
+        elif removed and before != after:
+            detail = f"without {removed[0]!r} records would go from task to task otherwise than they do now"
+            yield Problem("/source", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
         elif len(before) != len(after):
             detail = f"the job would have {len(after)} sub-topologies instead of {len(before)}"
             yield Problem("/operators", f"{detail}, whose tasks begin with nothing: {_OTHERWISE}")
@@ -241,10 +256,21 @@ class _Comparing:
             detail = "records would go from task to task otherwise than they do now"
             yield Problem("/operators", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
 
-    @property
-    def added_sources(self) -> list[str]:
-        """Sources of the new version alone."""
-        return [source for source in self._new.spec.sources if source not in self._old.spec.sources]
+    def _place_of(self, source: str) -> int:
+        return self._new.spec.sources.index(source)
+
+    def _judge_sources(self) -> None:
+        before, after = self._old.spec.sources, self._new.spec.sources
+        for source in after:
+            if source in before:
+                self._found.sources.append(SourceChange(source, "unchanged", ""))
+            else:
+                detail = "is read from `start` on, beside what the job reads already"
+                self._found.sources.append(SourceChange(source, "added", detail))
+        for source in before:
+            if source not in after:
+                detail = "what is in it when this is asked for is read before, and nothing behind that"
+                self._found.sources.append(SourceChange(source, "removed", detail))
 
     # ------------------------------------------------------------ operators
 

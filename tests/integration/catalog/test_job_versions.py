@@ -21,8 +21,9 @@ from service.catalog import (
     streams,
 )
 from service.catalog.engine import Catalog, job_topic
-from service.catalog.inputs import inputs_of_job, inputs_of_tasks, packed_positions
+from service.catalog.inputs import inputs_of_job, inputs_of_tasks, lags, packed_positions
 from service.catalog.job_changes import BufferBound
+from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import CatalogTable, JobRow, StoreRow, StreamRow, TaskRow
 from service.lookups.known import _form
 from service.protocol import AssignedTask, Verdict
@@ -36,6 +37,7 @@ from service.streams.errors import (
 )
 from service.streams.operators.aggregate import AggregateSpec
 from service.streams.records import Handover
+from service.streams.topology.graph import Topology
 from service.streams.topology.replays import Wanted
 from service.streams.topology.spec import JobSpec
 from tests.integration.catalog.world import (
@@ -84,6 +86,7 @@ def put(
     kind: job_versions.Kind = "put",
     renames: dict[str, str] | None = None,
     restart: tuple[str, ...] = (),
+    records: FirstRecords | None = None,
     **more: Any,
 ) -> list[BufferBound]:
     """Ask for these operators instead; returns the bounds that hindered it."""
@@ -95,7 +98,7 @@ def put(
         found = job_changes.compare(s, job, spec, **how)
         if found.problems:
             raise IncompatibleChange(found.problems)
-        asked = job_changes.wanted(job, spec, found, kind=kind, who="me", reason="changed", **how)
+        asked = job_changes.wanted(s, job, spec, found, kind=kind, who="me", reason="changed", records=records, **how)
         return coordinator.change_version(s, job, asked)
 
     return catalog.write(write)
@@ -554,13 +557,14 @@ def across(catalog: Catalog) -> SlotDouble:
 
 
 def read_all(catalog: Catalog, sub_topology: int) -> None:
-    """Its tasks have read what is there."""
+    """Its tasks have read what is there, up to the marks of a change."""
 
     def write(s: Session) -> None:
+        marks = s.scalars(select(JobRow)).one().read_to or {}
         for task in s.scalars(select(TaskRow).where(TaskRow.sub_topology == sub_topology)):
             [inputs] = inputs_of_tasks(s, [task.id]).values()
             for at in inputs:
-                at.position = at.end
+                at.position = marks[at.stream_id][at.partition] if at.stream_id in marks else at.end
             task.positions = packed_positions(inputs)
 
     catalog.write(write)
@@ -624,7 +628,9 @@ def inputs(catalog: Catalog) -> list[list[tuple[str, int, int]]]:
     """By task stream, partition and position of each input."""
     names = {row.id: row.name for row in catalog.read(lambda s: s.scalars(select(StreamRow)).all())}
     read = catalog.read(inputs_of_job, found(catalog).id)
-    return [[(names[at.stream_id], at.partition, at.position) for at in read[task.id]] for task in tasks(catalog)]
+    return [
+        [(names.get(at.stream_id, ""), at.partition, at.position) for at in read[task.id]] for task in tasks(catalog)
+    ]
 
 
 @pytest.mark.parametrize(("start", "position"), [("earliest", 0), ("latest", 4), ({"offsets": {"views": {"1": 3}}}, 3)])
@@ -679,3 +685,111 @@ def test_what_can_not_be_read_is_not_added(catalog: Catalog, more: dict[str, Any
         put(catalog, once(), **more)
     assert [each.pointer for each in refused.value.errors] == [pointer]
     assert everything(catalog) == before
+
+
+def of_both(catalog: Catalog, *operators: Any, **more: Any) -> SlotDouble:
+    """A job that has read nothing of what is in two sources."""
+    clicks, views = make_stream(catalog, partitions=2), make_stream(catalog, name="views", partitions=2)
+    job = make_job(catalog, operators=list(operators or [once()]), source=BOTH, **more)
+    post(catalog, clicks, {0: 3, 1: 3})
+    post(catalog, views, {1: 4})
+    return slot(catalog, join(catalog), job)
+
+
+def removed_sources(catalog: Catalog) -> Any:
+    lines = catalog.read(jobs.transitions_of, found(catalog).id)
+    return next((line.details or {}).get("removed_sources") for line in lines if line.kind == "version")
+
+
+def test_a_source_that_goes_is_read_to_where_it_was_and_the_numbers_of_the_others_stay(catalog: Catalog) -> None:
+    worker = of_both(catalog)
+    clicks, views = (catalog.read(streams.get_stream, name) for name in BOTH)
+    put(catalog, once(), source="views")
+    assert (state_of(catalog), found(catalog).read_to) == ("changing", {clicks.id: [3, 3], views.id: [0, 4]})
+    post(catalog, clicks, {0: 2})
+    post(catalog, views, {0: 5})
+    worker.poll()
+    assert state_of(catalog) == "changing"
+    read_all(catalog, 0)
+    work = {task.name: [(each.input, each.start, each.end) for each in task.work] for task in worker.tasks()}
+    assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
+    assert inputs(catalog) == [[("", 0, 3), ("views", 0, 0)], [("", 0, 3), ("views", 1, 4)]]
+    assert work == {"0_0": [(1, 0, 5)], "0_1": []}
+    assert removed_sources(catalog) == {"clicks": {"0": 3, "1": 3}}
+    assert [tuple(at)[:3] for at in catalog.read(jobs.positions, found(catalog).id)] == [
+        ("views", 0, 0),
+        ("views", 1, 4),
+    ]
+    catalog.write(streams.delete_stream, "clicks")
+    assert worker.run() == 5
+    assert inputs(catalog)[0] == [("", 0, 3), ("views", 0, 5)]
+    assert catalog.read(lags, found(catalog).id).keys() == {task.id for task in tasks(catalog)}
+    post(catalog, views, {1: 2})
+    assert worker.run() == 2  # nothing waits for what is not read any more
+
+
+def test_a_job_goes_on_from_another_source(catalog: Catalog) -> None:
+    _, worker = worked(catalog)
+    post(catalog, make_stream(catalog, name="views", partitions=2), {0: 4})
+    put(catalog, once(), source="views")
+    assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
+    assert inputs(catalog) == [[("", 0, 10), ("views", 0, 0)], [("", 0, 10), ("views", 1, 0)]]
+    assert worker.run() == 4
+    put(catalog, once(), source="clicks", start={"offsets": removed_sources(catalog)})
+    assert inputs(catalog)[0] == [("", 0, 10), ("", 0, 4), ("clicks", 0, 10)]
+    assert removed_sources(catalog) == {"views": {"0": 4, "1": 0}}
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 1})
+    assert worker.run() == 1
+
+
+def test_one_with_something_unread_does_not_go_while_the_job_rests(catalog: Catalog) -> None:
+    worker = of_both(catalog)
+    catalog.write(coordinator.change_job, "visits", "pause")
+    before = everything(catalog)
+    with pytest.raises(IllegalTransition, match="is still to be read: `:resume` it, change it while it runs"):
+        put(catalog, once(), source="clicks")
+    assert everything(catalog) == before
+    catalog.write(coordinator.change_job, "visits", "resume")
+    assert [task.name for task in worker.tasks()] == ["0_0", "0_1"]
+
+
+def test_sources_in_another_order_are_the_same_inputs(catalog: Catalog) -> None:
+    of_both(catalog)
+    before = inputs(catalog)
+    put(catalog, once(), source=["views", "clicks"])
+    assert (found(catalog).spec_version, inputs(catalog)) == (2, before)
+
+
+def test_what_is_left_of_a_source_outlives_resets_patches_and_copies(catalog: Catalog) -> None:
+    worker = of_both(catalog)
+    read_all(catalog, 0)
+    put(catalog, once(), source="views")
+    patched = JobSpec.parse({**found(catalog).spec, "max_batch_records": 7})
+
+    def write(s: Session) -> None:
+        job = job_states.lock_job(s, name="visits")
+        job_creation.set_spec(s, job, patched, Topology.from_json(job.topology))
+
+    catalog.write(write)
+    assert found(catalog).max_repartition_bytes is not None
+    catalog.write(coordinator.change_job, "visits", "stop")
+    worker.leave()
+    catalog.write(coordinator.reset_job, "visits", "earliest")
+    assert inputs(catalog) == [[("", 0, 0), ("views", 0, 0)], [("", 0, 0), ("views", 1, 0)]]
+
+
+@pytest.mark.parametrize(("records", "position"), [(None, 0), ({("views", 1): 2}, 2)])
+def test_one_that_is_added_starts_at_a_timestamp_as_of_when_that_is_asked_for(
+    catalog: Catalog, records: FirstRecords | None, position: int
+) -> None:
+    """Where nobody has looked for the record it is as fine as a chunk."""
+    _, worker = worked(catalog)
+    views = make_stream(catalog, name="views", partitions=2)
+    post(catalog, views, {1: 4}, timestamp=100)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(has_backlog=True)))
+    put(catalog, KEEP, once(), source=BOTH, start={"timestamp": 102}, records=records)
+    assert state_of(catalog) == "changing"
+    post(catalog, views, {0: 2}, timestamp=101)
+    give(catalog)
+    worker.poll()
+    assert inputs(catalog) == [[("clicks", 0, 10), ("views", 0, 0)], [("clicks", 1, 10), ("views", 1, position)]]

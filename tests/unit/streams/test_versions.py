@@ -261,14 +261,36 @@ def test_a_name_is_not_taken_from_an_operator_that_keeps_it():
     assert [at for at, _ in problems(found)] == ["/renames/once"]
 
 
-def test_a_job_keeps_its_name_and_its_sources():
+def test_a_job_keeps_its_name():
     found = compare(version(once()), version(once(), name="other"))
     assert [at for at, _ in problems(found)] == ["/name"]
-    found = compare(version(once()), version(once(), source="elsewhere"))
-    assert [at for at, _ in problems(found)] == ["/source"]
+
+
+def sources(found):
+    return {each.stream: each.verdict for each in found.sources}
+
+
+def test_sources_come_and_go():
     both = version(once(), source=["clicks", "views"])
-    assert [at for at, _ in problems(compare(both, version(once())))] == ["/source"]
-    assert [at for at, _ in problems(compare(both, version(once(), source=["views", "clicks"])))] == ["/source"]
+    found = compare(version(once()), version(once(), source="elsewhere"))
+    assert (problems(found), sources(found)) == ([], {"elsewhere": "added", "clicks": "removed"})
+    found = compare(both, version(once()))
+    assert (problems(found), sources(found)) == ([], {"clicks": "unchanged", "views": "removed"})
+    assert verdicts(found) == {"once": "keeps"}
+
+
+def test_the_order_of_sources_says_nothing():
+    both, turned = (version(once(), source=source) for source in (["clicks", "views"], ["views", "clicks"]))
+    found = compare(both, turned)
+    assert (problems(found), verdicts(found)) == ([], {"once": "unchanged"})
+
+
+def test_one_without_which_tasks_would_read_otherwise_stays():
+    spec = version(once(), source=["clicks", "views"]).spec
+    both = Version(spec, graph.compile(spec, {"clicks": 2, "views": 4}))
+    ((at, detail),) = problems(compare(both, version(once(), source="views", partitions=4)))
+    assert at == "/source"
+    assert "without 'clicks'" in detail
 
 
 def test_a_source_is_added_behind_those_that_are_there():
@@ -285,11 +307,6 @@ def test_one_whose_partitions_lie_otherwise_is_refused(operators):
     ((at, detail),) = problems(compare(version(*operators, partitions=2), added))
     assert at == "/source/1"
     assert "`repartition` it" in detail
-
-
-def test_one_that_is_added_starts_where_it_can_be_told_at_once():
-    added = version(once(), source=["clicks", "views"], start={"timestamp": 5})
-    assert [at for at, _ in problems(compare(version(once()), added))] == ["/start"]
 
 
 def test_other_ways_from_task_to_task_are_refused():
