@@ -71,11 +71,14 @@ class Published:
 
 
 class Source(NamedTuple):
-    """One input of a task. `target`: whose part of a repartition log it is."""
+    """One input of a task. `target`: whose part of a repartition log it is; `since`: the event of the job at which it
+    came.
+    """
 
     stream: str
     partition: int
     target: int | None
+    since: int = 0
 
 
 class Era(NamedTuple):
@@ -89,7 +92,7 @@ class Era(NamedTuple):
 @dataclass
 class TaskAtWork:
     """A task: what the catalog says of it, and what it has done. `moved`: by target what it gave to other tasks;
-    `eras`: the versions that it ran by. `time`: its stream time.
+    `eras`: the versions that it ran by. `time`: its stream time. `gone`: the numbers of inputs that are removed.
     """
 
     sub: SubTopology
@@ -107,6 +110,7 @@ class TaskAtWork:
     moved: dict[int, list[Record]] = field(default_factory=dict)
     adoption: Adoption | None = None
     eras: list[Era] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
 
     @property
     def name(self) -> tuple[int, int]:
@@ -123,7 +127,7 @@ class HowFar(NamedTuple):
 class WholeJob:
     """A job over sources with these partition counts. `idle`: events for which a partition has to be silent until it
     holds nobody back. `at_once`: what an operator lets go in one step (None: as much as ever). `forgets`: what is over
-    is gone from stores at once.
+    is gone from stores at once. `others`: streams that are there, and are no sources (yet).
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class WholeJob:
         at_once: int | None = None,
         *,
         forgets: bool = False,
+        others: Mapping[str, int] | None = None,
     ) -> None:
         self.operators, self.sources, self.sink_partitions = operators, dict(sources), sink_partitions
         self._spec, self.topology = _compiled(operators, sources)
@@ -144,7 +149,8 @@ class WholeJob:
         self._reader = ChunkReader(storage)
         self._writers = {name: writer for name, (writer, _) in self.topology.repartitions().items()}
         counts = {**sources, **{name: writer.partitions for name, writer in self._writers.items()}}
-        self.logs = {(name, i): Published() for name, count in counts.items() for i in range(count)}
+        posted_to = {**counts, **(others or {})}
+        self.logs = {(name, i): Published() for name, count in posted_to.items() for i in range(count)}
         streams = {name: StreamRef(name, count) for name, count in {**counts, SINK: sink_partitions}.items()}
         self._streams = streams
         self._route()
@@ -205,6 +211,25 @@ class WholeJob:
             stores = {name: given[name] if name in kept else Handover(begins_at=task.time) for name in names}
             task.adoption = Adoption(self._version, stores)
 
+    def change_sources(self, sources: Mapping[str, int]) -> None:
+        """Read these from here on, by the same operators; those that go are read to their ends."""
+        former, self.event = Version(self._spec, self.topology), self.event + 1
+        self._spec, topology = _compiled(self.operators, sources)
+        found = compare(former, Version(self._spec, topology))
+        assert found.problems == []
+        added, removed = found.sources_that("added"), set(found.sources_that("removed"))
+        self.sources, self.topology = dict(sources), found.topology
+        for task in self.tasks:
+            task.sub = self.topology.sub_topologies[task.sub.id]
+            for number, source in enumerate(task.sources):
+                if source.stream in removed and number not in task.gone:
+                    assert task.positions[number].offset == self.logs[source[:2]].end
+                    task.gone.add(number)
+            for name in added:
+                if name in task.sub.sources:
+                    task.sources.append(Source(name, task.partition, None, self.event))
+                    task.positions.append(InputPosition(0))
+
     def set_back(self, to: int) -> None:
         """Set stream time back; nothing waits in the stores of tasks, or between them."""
         version = Version(self._spec, self.topology)
@@ -228,8 +253,9 @@ class WholeJob:
         while sum(self.turn(task, rng, most) for task in rng.sample(self.tasks, len(self.tasks))):
             pass
         for task in self.tasks:
-            for source, position in zip(task.sources, task.positions, strict=True):
-                assert position.offset == self.logs[source[:2]].end, f"{task.name} does not go on in {source}"
+            for number, (source, position) in enumerate(zip(task.sources, task.positions, strict=True)):
+                is_read = number in task.gone or position.offset == self.logs[source[:2]].end
+                assert is_read, f"{task.name} does not go on in {source}"
 
     def turn(self, task: TaskAtWork, rng: Random, most: int, kill: float = 0.0) -> bool:
         """One turn of a task, up to its commit; whether it had something to do. `most`: records an input. `kill`: how
@@ -321,9 +347,9 @@ class WholeJob:
         found: dict[tuple[int, int], HowFar] = {}
         for task in self.tasks:
             bound, reach, is_caught_up = clock.NOT_STARTED, [], not task.has_backlog
-            for source, position in zip(task.sources, task.positions, strict=True):
+            for number, position in enumerate(task.positions):
                 bound = max(bound, position.frontier)
-                head = self._head(source, position, found)
+                head = self._head(task, number, found)
                 if position.offset < head.end:
                     reach.append(position.frontier)
                 elif not head.is_caught_up:
@@ -334,7 +360,10 @@ class WholeJob:
             found[task.name] = HowFar(bound, is_caught_up)
         return found
 
-    def _head(self, source: Source, position: InputPosition, known: Mapping[tuple[int, int], HowFar]) -> InputHead:
+    def _head(self, task: TaskAtWork, number: int, known: Mapping[tuple[int, int], HowFar]) -> InputHead:
+        source, position = task.sources[number], task.positions[number]
+        if number in task.gone:
+            return InputHead("", 0, position.offset, position.offset, position.frontier, None, -1, True)
         log = self.logs[source[:2]]
         bound, is_caught_up = position.frontier, self.event - log.last_event >= self._idle
         if source.target is not None:
@@ -346,7 +375,7 @@ class WholeJob:
     def assigned(self, task: TaskAtWork, most: int) -> AssignedTask:
         """A task as a poll answers it now: up to `most` records an input."""
         known = self.how_far()
-        heads = [self._head(source, at, known) for source, at in zip(task.sources, task.positions, strict=True)]
+        heads = [self._head(task, number, known) for number in range(len(task.sources))]
         unread = [(number, head) for number, head in enumerate(heads) if head.position < head.end]
         work = [] if task.adoption else [self._range(number, head, most) for number, head in unread]
         told = [[head.position, head.end, head.bound, head.is_caught_up] for head in heads]
@@ -449,7 +478,7 @@ class WholeJob:
         if source.target is not None:
             return written[source[:2]][source.target]
         return [
-            Row(record["timestamp"], event, {"window": None, **record})
+            Row(record["timestamp"], max(event, source.since), {"window": None, **record})
             for event, record in self.logs[source[:2]].records
         ]
 
@@ -498,5 +527,6 @@ def _in_order_of(task: TaskAtWork, inputs: Sequence[Log]) -> Log:
             if (before.aligned_at, before.input) > (taken.aligned_at, taken.input):
                 assert before.looked_at < row.cause, f"{task.name} took {before} before {taken}, which was posted"
         found.append(row)
-    assert unread == [len(rows) for rows in inputs]
+    ends = [task.positions[number].offset if number in task.gone else len(rows) for number, rows in enumerate(inputs)]
+    assert unread == ends
     return found

@@ -1,8 +1,9 @@
-"""Changes of jobs: another version over the same stores, positions and tasks, in one transaction, once it is quiet.
+"""Changes of jobs: another version over the same stores and positions, in one transaction, once it is quiet.
 
-It knows which rows say what a job is, and what is left to do before it may be another. It refuses to know what a change
-means for an operator (`service.streams.topology.versions`), who owns a task (`service.coordinator`) and what a task
-takes over by its next commit (`service.catalog.adoptions`).
+It knows which rows say what a job is, and what is left to do before it may be another. Tasks go on where what they read
+stays; others end, with their stores and the repartition streams that they read, and new ones begin. It refuses to know
+what a change means for an operator (`service.streams.topology.versions`), who owns a task (`service.coordinator`) and
+what a task takes over by its next commit (`service.catalog.adoptions`).
 
 quiet   no task owes output of what it has read. Where records that the present version made would be read by tasks of
         the next one, also: all that was in users' streams when the change was asked for is read, and so is every
@@ -25,10 +26,10 @@ from sqlalchemy.orm import Session
 from service.catalog.adoptions import Adoptions, version_of
 from service.catalog.engine import now_ms
 from service.catalog.inputs import POSITION_BYTES, inputs_of_job, pack, unpack
-from service.catalog.job_creation import UNREADABLE, keep_dropped, relate, sink_stream, specified
+from service.catalog.job_creation import UNREADABLE, add_tasks, keep_dropped, relate, sink_stream, specified
 from service.catalog.job_states import CHANGING, WORKING, move, note_transition
 from service.catalog.job_versions import INHERITS, Kind, note_version
-from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of
+from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of, task_rows
 from service.catalog.start_positions import FirstRecords, start_of
 from service.catalog.streams import (
     create_stream,
@@ -38,7 +39,17 @@ from service.catalog.streams import (
     partitions_of,
     remove_streams,
 )
-from service.catalog.tables import JobRow, JobStreamRow, Json, SkipRow, StoreRow, StreamRow, TaskInputRow, TaskRow
+from service.catalog.tables import (
+    JobRow,
+    JobStreamRow,
+    Json,
+    ReplicaRow,
+    SkipRow,
+    StoreRow,
+    StreamRow,
+    TaskInputRow,
+    TaskRow,
+)
 from service.streams.errors import IllegalTransition, InvalidSpec, Problem, ReplayUnderWay, StreamExists
 from service.streams.inputs import InputPosition
 from service.streams.operators.declaration import StatefulSpec
@@ -66,7 +77,8 @@ class BufferBound(msgspec.Struct, frozen=True):
 class WantedChange(msgspec.Struct, frozen=True):
     """A change as it was asked for and judged, while it waits as `jobs.change`. `details` as in `job_versions`;
     `renames`: former operator → the name of it now; `reads_on`: what is on its way, and in `removed` sources, is read
-    before; `starts`: where sources that are added begin (an offset a partition), as far as that is known by now.
+    before; `starts`: where sources that are added begin (an offset a partition), as far as that is known by now;
+    `tasks`: (sub-topology, the former one whose tasks go on with it), None: all of them do.
     """
 
     spec: Json
@@ -80,6 +92,7 @@ class WantedChange(msgspec.Struct, frozen=True):
     bounds: list[BufferBound] = []
     removed: list[str] = []
     starts: dict[str, list[int]] = {}
+    tasks: list[tuple[int, int]] | None = None
     state: str = PENDING
 
 
@@ -153,9 +166,10 @@ def wanted(
         reason=reason,
         details=details,
         renames=dict(renames),
-        reads_on=bool(removed) or reads_on(Topology.from_json(job.topology), found.topology),
+        reads_on=bool(removed) or reads_on(Topology.from_json(job.topology), found),
         bounds=bounds_of(found),
         removed=removed,
+        tasks=sorted(found.tasks.items()),
         starts=_starts(s, spec.start, found.sources_that("added"), records),
     )
 
@@ -168,15 +182,18 @@ def _starts(s: Session, start: Start, sources: Iterable[str], records: FirstReco
     return {name: [start_of(s, start, name, at, records) for at in each] for name, each in partitions.items()}
 
 
-def reads_on(old: Topology, new: Topology) -> bool:
-    """Whether anything changes that makes records for other tasks of the job: those that are on their way are read
-    before.
+def reads_on(old: Topology, found: versions.Comparison) -> bool:
+    """Whether other tasks come, or anything changes that makes records for other tasks of the job: what is on its way
+    is read before.
     """
+    new, stay = found.topology.sub_topologies, {each.id: each.id for each in old.sub_topologies}
+    if found.tasks != stay or len(new) != len(stay):
+        return True
     before, writes = set[int](), [each.id for each in old.sub_topologies if each.repartitions]
     while writes:
         before.add(writer := writes.pop())
         writes += set(old.sub_topologies[writer].upstreams) - before
-    return any(_made(old.sub_topologies[each]) != _made(new.sub_topologies[each]) for each in before)
+    return any(_made(old.sub_topologies[each]) != _made(new[each]) for each in before)
 
 
 def _made(sub_topology: SubTopology) -> list[Any]:
@@ -284,14 +301,14 @@ def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Want
     job.change = job.read_to = None
     job.etag += 1
     left = _part_with_sources(s, job, tasks, wanted.removed)
-    _add_sources(s, job, tasks, new, wanted.starts)
-    _Rows(s, job, wanted, old, new).change()
+    staying = _Rows(s, job, wanted, old, new).change(tasks)
+    _add_sources(s, job, staying, new, wanted.starts)
     note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=wanted.details)
     details = {"version": job.spec_version, "renames": wanted.renames, "restart": wanted.details.get("restart", [])}
     details |= {"removed_sources": left} if left else {}
     note_transition(s, job, job.state, job.state, wanted.reason, wanted.who, kind="version", details=details)
     s.flush()
-    _hand_over(s, job, tasks, wanted)
+    _hand_over(s, job, task_rows(s, job.id), wanted)
 
 
 def _part_with_sources(
@@ -352,15 +369,78 @@ class _Rows:
 
     def __init__(self, s: Session, job: JobRow, wanted: WantedChange, old: Topology, new: Topology) -> None:
         self._s, self._job, self._old, self._new = s, job, old, new
+        stay = [(each.id, each.id) for each in old.sub_topologies] if wanted.tasks is None else wanted.tasks
+        self._now = {was: now for now, was in stay}  # former sub-topology → the one that its tasks are of from now on
         self._inherits: Mapping[str, str] = wanted.details[INHERITS]
         self._renames = wanted.renames
         self._names: list[tuple[StoreRow | StreamRow, str]] = []  # what is called otherwise from now on
 
-    def change(self) -> None:
+    def change(self, tasks: Sequence[TaskRow]) -> list[TaskRow]:
+        """All of it. Returns the tasks that stay, of the locked ones of the former version."""
         keep_dropped(self._s, self._job, self._new)
         self._change_sinks()
+        time = max((task.stream_time for task in tasks), default=-1)
+        staying = self._end_tasks(tasks)
+        self._renumber(staying)
         self._rename_repartitions()
         self._change_stores()
+        self._begin_tasks(time)
+        return staying
+
+    def _end_tasks(self, tasks: Sequence[TaskRow]) -> list[TaskRow]:
+        """Remove the tasks that nobody goes on with, their stores, and the streams that were for them; they have read
+        all of these.
+        """
+        s, job = self._s, self._job
+        ended = [task for task in tasks if task.sub_topology not in self._now]
+        if not ended:
+            return list(tasks)
+        is_of_ended = TaskInputRow.task_id.in_([task.id for task in ended])
+        s.execute(delete(TaskInputRow).where(is_of_ended))
+        s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_([task.id for task in ended])))
+        for task in ended:
+            s.delete(task)
+        s.flush()
+        for row in s.scalars(select(StoreRow).where(StoreRow.job_id == job.id)).all():
+            if row.sub_topology not in self._now:
+                drop_store(s, row)
+        read = {source for each in self._old.sub_topologies if each.id not in self._now for source in each.sources}
+        going = [stream.id for stream in streams_of(s, job.id, "internal") if stream.name in read]
+        for table in (SkipRow, JobStreamRow):
+            s.execute(delete(table).where(table.job_id == job.id, table.stream_id.in_(going)))
+        remove_streams(s, going)
+        return [task for task in tasks if task.sub_topology in self._now]
+
+    def _renumber(self, tasks: Iterable[TaskRow]) -> None:
+        """Have what stays belong to the sub-topologies of the new version."""
+        s, job = self._s, self._job
+        for task in tasks:
+            task.sub_topology = self._now[task.sub_topology]
+            task.name = f"{task.sub_topology}_{task.partition}"
+        for row in s.scalars(select(StoreRow).where(StoreRow.job_id == job.id)):
+            row.sub_topology = self._now[row.sub_topology]
+        for relation in s.scalars(select(JobStreamRow).where(JobStreamRow.job_id == job.id)):
+            if relation.sub_topology is not None:
+                relation.sub_topology = self._now[relation.sub_topology]
+        s.flush()
+
+    def _begin_tasks(self, time: int) -> None:
+        """Make the tasks that the new version has besides, with the streams that they read. Their stores begin at this
+        stream time: what was before went through the tasks of the former version.
+        """
+        s, job, made = self._s, self._job, self._new.repartitions()
+        for each in self._new.sub_topologies:
+            if each.id in self._now.values():
+                continue
+            sources = []
+            for name in each.sources:
+                writer, _ = made[name]
+                stream = create_stream(s, name, partitions=writer.partitions, kind="repartition", job_id=job.id)
+                relate(s, job, [stream], "internal", writer.id)
+                sources.append(stream)
+            for task in add_tasks(s, job, JobSpec.parse(job.spec), each, sources):
+                task.spec_version, task.stream_time = job.spec_version - 1, time
+        s.flush()
 
     def _change_sinks(self) -> None:
         s, job = self._s, self._job
@@ -374,11 +454,23 @@ class _Rows:
         s.execute(delete(JobStreamRow).where(is_sink, JobStreamRow.stream_id.not_in(wanted)))
 
     def _rename_repartitions(self) -> None:
-        """They stay, under the names of the operators that need them now."""
-        called = {each.operator: name for name, (_, each) in self._new.repartitions().items()}
+        """Those that stay have the names of the operators that need them now."""
         internal = {stream.name: stream for stream in streams_of(self._s, self._job.id, "internal")}
-        for name, (_, each) in self._old.repartitions().items():
-            self._names.append((internal[name], called[self._renames.get(each.operator, each.operator)]))
+        for was, now in self._now.items():
+            before = self._of_repartitions(self._old, was)
+            after = self._of_repartitions(self._new, now)
+            only = dict(zip(before, after.values(), strict=False)) if len(before) == 1 else {}
+            for operator, name in before.items():
+                called = after.get(self._renames.get(operator, operator), only.get(operator))
+                if called is not None:
+                    self._names.append((internal[name], called))
+
+    @staticmethod
+    def _of_repartitions(topology: Topology, sub_topology: int) -> dict[str, str]:
+        """The repartition streams that a sub-topology reads, by the operator, or source, that they are for."""
+        known = topology.repartitions()
+        read = topology.sub_topologies[sub_topology].sources
+        return {known[name][1].operator: name for name in read if name in known}
 
     def _change_stores(self) -> None:
         s, job = self._s, self._job

@@ -36,6 +36,7 @@ from service.catalog.streams import (
     lock_partitions_of,
     partitions_of,
     remove_streams,
+    widen_stream,
 )
 from service.catalog.tables import (
     JobRow,
@@ -234,7 +235,7 @@ def _add_sub_topology(
         )
         relate(s, job, [stream], "internal", sub_topology.id)
     _add_stores(s, job, sub_topology)
-    _add_tasks(s, job, spec, sub_topology, sources, records)
+    add_tasks(s, job, spec, sub_topology, sources, records)
 
 
 def _require_partitions(sub_topology: SubTopology, users: Sequence[StreamRow]) -> None:
@@ -247,17 +248,21 @@ def _require_partitions(sub_topology: SubTopology, users: Sequence[StreamRow]) -
 
 def keep_dropped(s: Session, job: JobRow, topology: Topology) -> None:
     """Make the stream of dropped records where it is wanted, with a partition for each task of the largest
-    sub-topology; it stays when that is no longer so.
+    sub-topology; it stays when that is no longer so. Raises StreamExists, StreamInUse (it needs more partitions than a
+    job that reads it knows).
     """
     names = {each.dropped for each in topology.sub_topologies if each.dropped is not None}
+    partitions = max(each.partitions for each in topology.sub_topologies)
     for name in names:
         found = find_stream(s, name)
         if found is None:
-            partitions = max(each.partitions for each in topology.sub_topologies)
             kept = create_stream(s, name, partitions=partitions, kind="dropped", job_id=job.id)
             relate(s, job, [kept], "internal")
         elif found.job_id != job.id:
             raise StreamExists(name, "the job would keep dropped records there").at("/keep_dropped")
+        elif found.partitions < partitions:
+            _require_unread(s, job, [found.id])
+            widen_stream(s, found, partitions)
 
 
 def sink_stream(s: Session, name: str, partitions: int) -> StreamRow:
@@ -295,21 +300,22 @@ def _add_stores(s: Session, job: JobRow, sub_topology: SubTopology) -> None:
     s.flush()
 
 
-def _add_tasks(
+def add_tasks(
     s: Session,
     job: JobRow,
     spec: JobSpec,
     sub_topology: SubTopology,
     sources: list[StreamRow],
-    records: FirstRecords | None,
-) -> None:
-    """A task a partition; its inputs are numbered in the order of the sources, those of one by partition. The
+    records: FirstRecords | None = None,
+) -> list[TaskRow]:
+    """Make a task a partition; its inputs are numbered in the order of the sources, those of one by partition. The
     partitions of users are locked: retention can not pass the positions meanwhile.
     """
     users = [source.id for source in sources if source.kind != "repartition"]
     locked = {(at.stream_id, at.partition): at for at in lock_partitions_of(s, users)}
     at_ms = now_ms(s)
     ranges: list[Json] = []
+    tasks: list[TaskRow] = []
     for p in range(sub_topology.partitions):
         task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
         task.sub_topology, task.partition = sub_topology.id, p
@@ -327,6 +333,8 @@ def _add_tasks(
                 offset = start_of(s, spec.start, source.name, locked[source.id, p], records)
                 positions.append(InputPosition(offset))
         task.positions = pack(positions)
-        s.add(task)
+        tasks.append(task)
+    s.add_all(tasks)
     s.flush()
     s.execute(insert(TaskInputRow), ranges)
+    return tasks

@@ -67,8 +67,8 @@ def ask_to_replay(s: Session, name: str, wanted: Wanted, *, who: str = "") -> Re
         for at in partitions
     }
     for task in tasks:
-        at = found[task.partition]
-        if at.start < at.end:
+        at = found.get(task.partition)  # none: it was made for fewer tasks, when records were kept
+        if at is not None and at.start < at.end:
             said = {"position": at.start, "end": at.end, "wanted": msgspec.to_builtins(wanted)}
             task.replay = {"stream_id": kept.id, **said}
     note_transition(s, job, job.state, job.state, "replay", who, kind="replay", details=msgspec.to_builtins(wanted))

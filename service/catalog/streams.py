@@ -48,6 +48,14 @@ def create_stream(
     return stream
 
 
+def widen_stream(s: Session, stream: StreamRow, partitions: int) -> None:
+    """Give a stream of a job's own so many partitions, behind those that it has."""
+    added = range(stream.partitions, partitions)
+    s.execute(insert(PartitionRow), [{"stream_id": stream.id, "partition": p} for p in added])
+    stream.partitions = partitions
+    stream.etag += 1
+
+
 def find_stream(s: Session, name: str) -> StreamRow | None:
     """The stream of this name, if there is one."""
     return s.scalars(select(StreamRow).where(StreamRow.name == name)).one_or_none()

@@ -80,7 +80,7 @@ def _too_full(s: Session, job: JobRow, holdings: list[Holding], wanted: WantedCh
 def _make(s: Session, job: JobRow, holdings: list[Holding], wanted: WantedChange) -> None:
     job_changes.make_version(s, job, [each.task for each in holdings], wanted)
     at_ms = now_ms(s)
-    for each in holdings:
+    for each in lock_holdings(s, job.id):  # others than before, where tasks end and begin
         each.renew(at_ms)
     if job.state == CHANGING:
         move(s, job, "changed", reason=f"version {job.spec_version} begins", who=wanted.who)

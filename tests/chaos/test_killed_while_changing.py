@@ -25,10 +25,10 @@ def once(hours: int) -> dict[str, Any]:
     return {"op": "deduplicate_by_key", "name": "once", "interval_ms": hours * HOUR}
 
 
-def change(running: Running, *before: dict[str, Any]) -> dict[str, Any]:
+def change(running: Running, *before: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Have the job remember for ten hours instead of one, behind these operators, unless it does already."""
     tag = running.client.get("/v1/jobs/job").raise_for_status().headers["ETag"]
-    body = {**JOB, "operators": [*before, once(10)]}
+    body = {**JOB, "operators": [*before, once(10)], **more}
     found: dict[str, Any] = running.call("PUT", "/v1/jobs/job", json=body, headers={"If-Match": tag})
     return found
 
@@ -84,7 +84,7 @@ def test_a_kill_around_a_change_in_front_of_a_repartition_leaves_nothing_on_its_
     breakable.wait_for_fault(point)
     if point.startswith(("change", "commit")):
         breakable.restart_when_dead()
-    wait_until(lambda: _is_changed(running), PATIENCE_S, "the change to be made")
+    wait_until(lambda: _is_changed(running, GATE, SPREAD), PATIENCE_S, "the change to be made")
     versions = running.call("GET", "/v1/jobs/job/versions")["items"]
     assert [version["version"] for version in versions] == [2, 1]
     post_at(running, 5)
@@ -95,9 +95,35 @@ def test_a_kill_around_a_change_in_front_of_a_repartition_leaves_nothing_on_its_
     assert keys == {**{f"k{i}": 2 for i in range(1, COUNT)}, **once_each}
 
 
-def _is_changed(running: Running) -> bool:
+@pytest.mark.parametrize("point", ["change.before", "change.after", "commit.before", "segment.after_write"])
+def test_a_kill_around_a_change_of_tasks_leaves_those_of_one_version(breakable: Breakable, point: str) -> None:
+    """A store moves behind a repartition: what was there is in the former one, what comes then in the other."""
+    running = breakable.running
+    make_stream(running, "in", 2)
+    running.call("POST", "/v1/jobs", json={**JOB, "operators": [once(1)]})
+    caught_up(running, "job")
+    post_at(running, 0)
+    breakable.arm(point, 0)
+    anew = {"restart": ["once"]}
+    with suppress(httpx.TransportError):
+        change(running, SPREAD, **anew)
+    breakable.wait_for_fault(point)
+    if point.startswith(("change", "commit")):
+        breakable.restart_when_dead()
+    wait_until(lambda: _is_changed(running, SPREAD, **anew), PATIENCE_S, "the change to be made")
+    versions = running.call("GET", "/v1/jobs/job/versions")["items"]
+    assert [version["version"] for version in versions] == [2, 1]
+    post_at(running, 5)  # a new store: each once more
+    post_at(running, 14)  # within ten hours of that
+    caught_up(running, "job")
+    assert {task["task"] for task in running.call("GET", "/v1/jobs/job/tasks")["items"]} == {"0_0", "0_1", "1_0", "1_1"}
+    keys = Counter(record["key"] for partition in (0, 1) for record in all_records(running, "out", partition))
+    assert keys == {**{f"k{i}": 2 for i in range(COUNT)}, "at 0": 1, "at 5": 1, "at 14": 1}
+
+
+def _is_changed(running: Running, *before: dict[str, Any], **more: Any) -> bool:
     """Whether it is the next version; asks for that where the kill came before the change was taken."""
     found = running.call("GET", "/v1/jobs/job")
     if found["spec_version"] == 1 and found["state"] != "changing":
-        found = change(running, GATE, SPREAD)
+        found = change(running, *before, **more)
     return bool(found["spec_version"] == 2)

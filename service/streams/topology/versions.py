@@ -86,7 +86,8 @@ class SourceChange:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A version beside the one before. `topology`: the new one, whose stores know what they have taken over;
-    `inherited`: operator → its former name, of stores that go on; `conditions`: by former store name, what must be so
+    `tasks`: sub-topology → the former one whose tasks go on with it; `inherited`: operator → its former name, of stores
+    that go on; `conditions`: by former store name, what must be so
     at the change; `unseen`: operator that waits for windows to close and begins empty → the former store that has those
     windows; `problems`: what is refused, with pointers into the new specification.
     """
@@ -95,6 +96,7 @@ class Comparison:
     operators: list[OperatorChange] = field(default_factory=list)
     sinks: list[SinkChange] = field(default_factory=list)
     sources: list[SourceChange] = field(default_factory=list)
+    tasks: dict[int, int] = field(default_factory=dict)
     inherited: dict[str, str] = field(default_factory=dict)
     conditions: list[tuple[str, Condition]] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
@@ -137,7 +139,7 @@ class _Place(NamedTuple):
     @property
     def keys(self) -> Way:
         """What of its way says which keys records have, and in which tasks they lie."""
-        return tuple(step for step in self.way if step.kind in {"select_key", "cut"})
+        return _keys(self.way)
 
     @property
     def shape(self) -> tuple[bool, dict[str, Any]]:
@@ -150,13 +152,31 @@ def _shape(upstream: Upstream) -> tuple[bool, dict[str, Any]]:
     return upstream.is_table, {name: window[name] for name in _SHAPE if name in window}
 
 
+def _keys(way: Way) -> Way:
+    return tuple(step for step in way if step.kind in {"select_key", "cut"})
+
+
+class _Share(NamedTuple):
+    """What the tasks of a sub-topology read: users' streams, and what others cut for them (which sub-topologies, and
+    the operators that this is for); `keys`: of what they read, as of a place.
+    """
+
+    sub_topology: int
+    partitions: int
+    users: frozenset[str]
+    writers: tuple[int, ...]
+    needed_by: tuple[str, ...]
+    keys: Way
+
+
 class _Layout:
     """A topology with all ways in it. `names`: what operators are called in the other version, where renamed."""
 
     def __init__(self, version: Version, names: Mapping[str, str]) -> None:
         self.places: dict[str, _Place] = {}
         self.sinks: dict[str, Way] = {}
-        self.structure: list[Any] = []
+        self.shares: list[_Share] = []
+        cuts = version.topology.repartitions()
         behind: dict[str, Way] = {}  # by repartition stream
         for each in version.topology.sub_topologies:
             ways = [behind.get(source, (_Step("source", source),)) for source in each.sources]
@@ -169,25 +189,41 @@ class _Layout:
             for sink in each.sinks:
                 way = start if sink.parent is None else passed[sink.parent]
                 self.sinks[sink.stream] = (*way, _Step("where", sink.where or ""))
-            cuts = []
             for cut in each.repartitions:
                 way = start if cut.parent is None else passed[cut.parent]
                 behind[cut.stream] = (*way, _Step("cut", f"{cut.by or 'key'} -> {cut.targets}"))
-                cuts.append((names.get(cut.operator, cut.operator), cut.targets))
-            read = sorted(names.get(name, name) for name in (self._origin(version, source) for source in each.sources))
-            self.structure.append((read, each.partitions, sorted(cuts)))
-
-    @staticmethod
-    def _origin(version: Version, source: str) -> str:
-        """What a repartition stream is named after, or the user stream itself."""
-        found = version.topology.repartitions().get(source)
-        return source if found is None else found[1].operator
+            read = sorted(
+                (writer.id, names.get(cut.operator, cut.operator))
+                for writer, cut in (cuts[source] for source in each.sources if source in cuts)
+            )
+            users = frozenset(each.sources) - cuts.keys()
+            writers, needed_by = tuple(writer for writer, _ in read), tuple(operator for _, operator in read)
+            self.shares.append(_Share(each.id, each.partitions, users, writers, needed_by, _keys(start)))
 
 
-def _without(sources: Collection[str], structure: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A sub-topology of `_Layout.structure`, if these sources were not there."""
-    read, *others = structure
-    return ([name for name in read if name not in sources], *others)
+def _tasks_that_stay(
+    before: _Layout, after: _Layout, added: Collection[str], removed: Collection[str]
+) -> dict[int, int]:
+    """Sub-topology → the former one that reads the same, but for sources that come or go: for the same operators, or
+    records with the same keys for operators that are called otherwise.
+    """
+    found: dict[int, int] = {}
+    called = {share.needed_by for share in after.shares}
+    for share in after.shares:
+        writers = sorted(found.get(writer, -1) for writer in share.writers)
+        alike = [
+            each
+            for each in before.shares
+            if each.sub_topology not in found.values()
+            and (each.partitions, bool(each.users)) == (share.partitions, bool(share.users))
+            and each.users.difference(removed) == share.users.difference(added)
+            and sorted(each.writers) == writers
+        ]
+        named = [each for each in alike if each.needed_by == share.needed_by]
+        keyed = [each for each in alike if each.needed_by not in called and each.keys == share.keys]
+        for each in (named or keyed)[:1]:
+            found[share.sub_topology] = each.sub_topology
+    return found
 
 
 def _canonical(spec: Mapping[str, Any]) -> str:
@@ -203,6 +239,7 @@ class _Comparing:
         self._before, self._after = _Layout(old, renames), _Layout(new, {})
         self._formers = {now: was for was, now in renames.items()}
         self._found = Comparison(new.topology)
+        self._refused: dict[str, list[Problem]] = {}
 
     def comparison(self) -> Comparison:
         found = self._found
@@ -213,6 +250,7 @@ class _Comparing:
                 self._judge(place, name, operator)
             self._judge_removed()
             self._judge_sinks()
+            found.problems.extend(self._ways_out())
         return replace(found, topology=self._inheriting())
 
     @cached_property
@@ -238,23 +276,22 @@ class _Comparing:
             yield Problem("/restart", f"{name!r} is no operator with a store of the new version")
 
     def _misplaced(self) -> Iterator[Problem]:
-        """Tasks, and what they read of each other, stay."""
+        """Who reads the sources stays; where these come or go, all tasks do."""
         added, removed = self._found.sources_that("added"), self._found.sources_that("removed")
-        before = [_without(removed, each) for each in self._before.structure]
-        after = [_without(added, each) for each in self._after.structure]
-        if added and before != after:
+        kept = _tasks_that_stay(self._before, self._after, added, removed)
+        self._found.tasks.update(kept)
+        if len(kept) == len(self._before.shares) == len(self._after.shares):
+            return
+        if added:
             detail = "its partitions do not lie as those that the job reads, so that tasks would read otherwise"
             at = "/source" if isinstance(self._new.spec.source, str) else pointer("source", self._place_of(added[0]))
             yield Problem(at, f"{detail}: `repartition` it by a job of its own before")
-        elif removed and before != after:
+        elif removed:
             detail = f"without {removed[0]!r} records would go from task to task otherwise than they do now"
-            yield Problem("/source", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
-        elif len(before) != len(after):
-            detail = f"the job would have {len(after)} sub-topologies instead of {len(before)}"
-            yield Problem("/operators", f"{detail}, whose tasks begin with nothing: {_OTHERWISE}")
-        elif before != after:
-            detail = "records would go from task to task otherwise than they do now"
-            yield Problem("/operators", f"{detail}, so that no store has the keys of its task: {_OTHERWISE}")
+            yield Problem("/source", f"{detail}: make another job of it")
+        elif any(share.users and share.sub_topology not in kept for share in self._after.shares):
+            detail = "a source would be read by other tasks, which do not know how far it was read"
+            yield Problem("/operators", f"{detail}: make another job of it")
 
     def _place_of(self, source: str) -> int:
         return self._new.spec.sources.index(source)
@@ -287,14 +324,16 @@ class _Comparing:
             return None
         if name in self._restart:
             self._note_unseen(place, name, operator)
-            detail = "begins anew, empty, at the stream time of each task"
+            of = (
+                "each task" if self._after.places[name].sub_topology in self._found.tasks else "the job, in other tasks"
+            )
+            detail = f"begins anew, empty, at the stream time of {of}"
             self._note(OperatorChange(name, operator.op, "restarts", detail, was, store))
             return None
         objections = [*self._objections(was, name, former, operator)]
         if objections:
-            way_out = f"; `restart: [{json.dumps(name)}]` begins it empty"
             at = pointer("operators", place)
-            self._found.problems.extend(Problem(at + each.pointer, each.detail + way_out) for each in objections)
+            self._refused[name] = [Problem(at + each.pointer, each.detail) for each in objections]
             detail = "; ".join(each.detail for each in objections)
             self._note(OperatorChange(name, operator.op, "refused", detail, was, store))
             return None
@@ -307,6 +346,13 @@ class _Comparing:
         verdict: OperatorVerdict = "keeps" if details else "unchanged"
         self._note(OperatorChange(name, operator.op, verdict, "; ".join(details), was, store))
         return None
+
+    def _ways_out(self) -> Iterator[Problem]:
+        """What is refused, and all that has to begin anew for it to be taken."""
+        names = [name for name in self._names if name in self._restart or name in self._refused]
+        way_out = f"; `restart: {json.dumps(names)}` begins {'it' if len(self._refused) == 1 else 'them'} empty"
+        for problems in self._refused.values():
+            yield from (Problem(each.pointer, each.detail + way_out) for each in problems)
 
     def _note_unseen(self, place: int, name: str, operator: StatefulSpec) -> None:
         """Of one that begins empty and lets go what windows have when they close: whose open windows it has not seen.
@@ -341,7 +387,7 @@ class _Comparing:
         yield from own
         if own:
             return
-        if before.sub_topology != after.sub_topology:
+        if self._found.tasks.get(after.sub_topology) != before.sub_topology:
             yield Problem("", "it would run in other tasks, which have none of its state")
         elif before.keys != after.keys:
             yield Problem("", "the records that reach it have other keys, or lie in other tasks")
@@ -351,8 +397,8 @@ class _Comparing:
     def _judge_stateless(self, name: str, operator: OperatorSpec) -> None:
         """One that keeps nothing is what it is: its rows are made by the new specification from here on."""
         after = self._after.places.get(name)
-        if after is None:  # a cut between tasks, which stay as they are
-            return self._note(OperatorChange(name, operator.op, "unchanged", "", name))
+        if after is None:
+            return self._judge_cut(name, operator)
         step = _Step(operator.op, _canonical(after.node.spec))
         before = self._before.places.get(name)
         if before is not None and before.node.op == operator.op and operator.name is not None:
@@ -363,6 +409,14 @@ class _Comparing:
             return self._note(OperatorChange(name, operator.op, "unchanged", "", name))
         return self._note(OperatorChange(name, operator.op, "keeps", "applies from here on"))
 
+    def _judge_cut(self, name: str, operator: OperatorSpec) -> None:
+        """A `repartition`: no node, but what is between tasks."""
+        had = {_canonical(each.model_dump(mode="json")) for each in self._old.spec.operators if each.op == operator.op}
+        is_known = _canonical(operator.model_dump(mode="json")) in had
+        verdict: OperatorVerdict = "unchanged" if is_known else "keeps"
+        detail = "" if is_known else "applies from here on"
+        self._note(OperatorChange(name, operator.op, verdict, detail, name if is_known else None))
+
     def _judge_removed(self) -> None:
         gone = {each.operator: each for each in self._old.topology.stores()}
         for change in self._found.operators:
@@ -372,6 +426,8 @@ class _Comparing:
             if isinstance(spec, StatefulSpec):
                 self._found.conditions.extend((store.name, each) for each in spec.conditions(None))
             detail = "its store stays until the job is reset or deleted; an operator of this name later begins empty"
+            if self._before.places[name].sub_topology not in self._found.tasks.values():
+                detail = "its store goes with its tasks"
             self._note(OperatorChange(name, spec.op, "removed", detail, name, store.name))
         now = {(each.node.op, _canonical(each.node.spec)) for each in self._after.places.values()}
         named = {each.operator for each in self._found.operators}

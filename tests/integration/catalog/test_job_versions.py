@@ -33,6 +33,7 @@ from service.streams.errors import (
     InvalidSpec,
     ReplayUnderWay,
     StreamExists,
+    StreamInUse,
     UnknownStore,
 )
 from service.streams.operators.aggregate import AggregateSpec
@@ -793,3 +794,110 @@ def test_one_that_is_added_starts_at_a_timestamp_as_of_when_that_is_asked_for(
     give(catalog)
     worker.poll()
     assert inputs(catalog) == [[("clicks", 0, 10), ("views", 0, 0)], [("clicks", 1, 10), ("views", 1, position)]]
+
+
+# ---------------------------------------------------------------- other tasks
+
+
+def named(catalog: Catalog) -> dict[str, str]:
+    """Task name → its id."""
+    return {task.name: task.id for task in tasks(catalog)}
+
+
+def test_other_keys_in_front_of_a_store_take_a_restart_and_get_tasks_of_their_own(catalog: Catalog) -> None:
+    job, worker = worked(catalog, keep_dropped=True)
+    before, first, kept = everything(catalog), named(catalog), store(catalog, "visits-once")
+    with pytest.raises(IncompatibleChange) as refused:
+        put(catalog, SPREAD, once())
+    ((pointer, detail),) = [(each.pointer, each.detail) for each in refused.value.errors]
+    assert (pointer, '`restart: ["once"]` begins it empty' in detail) == ("/operators/1", True)
+    assert everything(catalog) == before
+    put(catalog, SPREAD, once(), restart=("once",))
+    assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
+    assert list(named(catalog)) == ["0_0", "0_1", "1_0", "1_1"]
+    assert {name: named(catalog)[name] for name in first} == first
+    between = [("visits-once-repartition", 0, 0), ("visits-once-repartition", 1, 0)]
+    assert inputs(catalog) == [[("clicks", 0, 10)], [("clicks", 1, 10)], between, between]
+    begun = store(catalog, "visits-once")
+    assert (begun.id != kept.id, begun.sub_topology, begun.since_version) == (True, 1, 2)
+    assert versions_of_tasks(catalog) == [(2, None), (2, None), (1, 2), (1, 2)]
+    given_now = {task.name: given(task) for task in worker.tasks()}
+    begins = {"visits-once": Handover(begins_at=500)}
+    assert given_now == {"0_0": None, "0_1": None, "1_0": begins, "1_1": begins}
+    assert set(owners(catalog, job).values()) == {worker.id}
+    assert reasons(adopt(worker, stream_time=500)) == [None, None]
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
+    post(catalog, catalog.read(streams.get_stream, "visits-once-repartition"), {1: 4})
+    work = {task.name: [(each.input, each.start, each.end) for each in task.work] for task in worker.tasks()}
+    assert work["0_0"] == [(0, 10, 15)]
+
+
+def test_one_task_is_as_far_as_all_of_those_before(catalog: Catalog) -> None:
+    """What another one has read up to there may have been of any key."""
+    _, worker = worked(catalog)
+    catalog.write(lambda s: s.execute(update(TaskRow).where(TaskRow.partition == 1).values(stream_time=900)))
+    put(catalog, SPREAD, once(), restart=("once",))
+    begins = {task.adopt.stores["visits-once"].begins_at for task in worker.tasks() if task.adopt is not None}
+    assert begins == {900}
+
+
+def test_tasks_end_once_what_is_on_its_way_to_them_is_read(catalog: Catalog) -> None:
+    worker = across(catalog)
+    late = [task for task in worker.tasks() if task.sub_topology == 1]
+    between = catalog.read(streams.get_stream, "visits-once-repartition")
+    put(catalog, once(), restart=("once",))
+    assert state_of(catalog) == "changing"
+    read_all(catalog, 0)
+    worker.poll()
+    assert state_of(catalog) == "changing"
+    read_all(catalog, 1)
+    assert [task.name for task in worker.tasks()] == ["0_0", "0_1"]
+    assert (state_of(catalog), found(catalog).spec_version) == ("running", 2)
+    assert catalog.read(streams.find_stream, "visits-once-repartition") is None
+    assert reasons(worker.commit(*(commit_of(task) for task in late))) == ["unknown_task"] * 2
+    assert store(catalog, "visits-once").sub_topology == 0
+    assert inputs(catalog) == [[("clicks", 0, 3)], [("clicks", 1, 0)]]
+    related = catalog.read(jobs.streams_of, found(catalog).id, "internal")
+    assert [each.name for each in related] == ["visits-once-changelog"]
+    assert catalog.read(lambda s: s.get(StreamRow, between.id)) is None
+
+
+def test_another_count_behind_a_repartition_makes_as_many_tasks(catalog: Catalog) -> None:
+    spread = {"op": "repartition", "name": "spread"}
+    _, worker = worked(catalog, once(name="a"), {**spread, "partitions": 2}, once(name="b"), keep_dropped=True)
+    kept, first = store(catalog, "visits-a"), named(catalog)
+    assert ends(catalog, "visits-dropped") == [0, 0]
+    put(catalog, once(name="a"), {**spread, "partitions": 4}, once(name="b"), restart=("b",))
+    assert list(named(catalog)) == ["0_0", "0_1", "1_0", "1_1", "1_2", "1_3"]
+    assert [named(catalog)[name] == first[name] for name in first] == [True, True, False, False]
+    assert store(catalog, "visits-a").id == kept.id
+    assert ends(catalog, "visits-b-changelog") == [0] * 4
+    assert ends(catalog, "visits-dropped") == [0] * 4
+    assert ends(catalog, "visits-spread-repartition") == [0, 0]
+    put(catalog, once(name="a"), {**spread, "partitions": 1}, once(name="b"), restart=("b",))
+    assert list(named(catalog)) == ["0_0", "0_1", "1_0"]
+    assert {task.name for task in worker.tasks()} == {"0_0", "0_1", "1_0"}
+
+
+def test_a_stream_of_dropped_records_that_others_read_keeps_its_partitions(catalog: Catalog) -> None:
+    spread = {"op": "repartition", "name": "spread"}
+    worked(catalog, {**spread, "partitions": 2}, once(), keep_dropped=True)
+    make_job(catalog, name="other", source="visits-dropped")
+    before = everything(catalog)
+    with pytest.raises(StreamInUse):
+        put(catalog, {**spread, "partitions": 4}, once(), restart=("once",))
+    assert everything(catalog) == before
+
+
+def test_the_tasks_of_another_branch_go_on_under_other_numbers(catalog: Catalog) -> None:
+    first, second = ({**SPREAD, "after": "source", "key": f"value->>'{name}'"} for name in ("a", "b"))
+    _, worker = worked(catalog, first, once(name="a"), second, once(name="b"))
+    ids, kept = named(catalog), store(catalog, "visits-b")
+    between = catalog.read(streams.get_stream, "visits-b-repartition")
+    put(catalog, second, once(name="b"))
+    assert named(catalog) == {name: ids[was] for name, was in zip(ids, ["0_0", "0_1", "2_0", "2_1"], strict=False)}
+    assert (store(catalog, "visits-b").id, store(catalog, "visits-b").sub_topology) == (kept.id, 1)
+    assert catalog.read(streams.find_stream, "visits-a-changelog") is None
+    post(catalog, between, {1: 4})
+    assert {task.name: task.sub_topology for task in worker.tasks()} == {"0_0": 0, "0_1": 0, "1_0": 1, "1_1": 1}
+    assert versions_of_tasks(catalog) == [(2, None)] * 4

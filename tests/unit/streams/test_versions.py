@@ -1,5 +1,7 @@
 """What becomes of a job's stores and outputs where its specification changes: every row of the table of verdicts."""
 
+import json
+
 import pytest
 
 from service.streams.records import Handover
@@ -309,15 +311,80 @@ def test_one_whose_partitions_lie_otherwise_is_refused(operators):
     assert "`repartition` it" in detail
 
 
-def test_other_ways_from_task_to_task_are_refused():
-    found = compare(version(once(), partitions=4), version(REKEY, once(), partitions=4))
-    ((at, detail),) = problems(found)
+def spread(count=4, **fields):
+    return {"op": "repartition", "name": "spread", "partitions": count, **fields}
+
+
+FINAL_COUNT = [counted(tumbling()), suppressed()]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "restart", "tasks"),
+    [
+        ([once()], [REKEY, once()], ["once"], {0: 0}),
+        ([REKEY, once()], [once()], ["once"], {0: 0}),
+        ([once(), *FINAL_COUNT], [REKEY, once(), *FINAL_COUNT], ["once", "n", "final"], {0: 0}),
+        ([once(), *FINAL_COUNT], [once(), REKEY, *FINAL_COUNT], ["n", "final"], {0: 0}),
+        ([once(), REKEY, *FINAL_COUNT], [once(), *FINAL_COUNT], ["n", "final"], {0: 0}),
+        ([spread(4), once()], [spread(2), once()], ["once"], {0: 0}),
+        ([once(), spread(4), *FINAL_COUNT], [once(), spread(3), *FINAL_COUNT], ["n", "final"], {0: 0}),
+        (
+            [REKEY, once()],
+            [REKEY, {"op": "deduplicate", "name": "by_id", "id": "key", "interval_ms": 1}, once()],
+            ["once"],
+            {0: 0},
+        ),
+    ],
+)
+def test_other_ways_from_task_to_task_take_a_restart_of_all_stores_behind_them(before, after, restart, tasks):
+    old, new = version(*before, partitions=4), version(*after, partitions=4)
+    found = compare(old, new)
+    assert problems(found)
+    for at, detail in problems(found):
+        assert at.startswith("/operators/")
+        assert f"`restart: {json.dumps(restart)}` begins" in detail
+    assert {name for name, verdict in verdicts(found).items() if verdict == "refused"} == set(restart)
+    anew = compare(old, new, restart=restart)
+    assert (problems(anew), anew.tasks) == ([], tasks)
+    assert {name for name, verdict in verdicts(anew).items() if verdict == "restarts"} == set(restart)
+    assert set(anew.inherited) == {"once", "n", "final"} & verdicts(found).keys() - set(restart)
+    for missing in restart if len(restart) > 1 else []:
+        few = compare(old, new, restart=[name for name in restart if name != missing])
+        assert verdicts(few)[missing] == "refused"
+        assert all(f"`restart: {json.dumps(restart)}` begins it empty" in detail for _, detail in problems(few))
+
+
+def test_tasks_stay_where_an_operator_without_a_name_is_called_otherwise():
+    unnamed = {"op": "repartition", "partitions": 4}
+    found = compare(version(unnamed, once(), partitions=2), version(FILTER, unnamed, once(), partitions=2))
+    assert (problems(found), found.tasks, verdicts(found)["once"]) == ([], {0: 0, 1: 1}, "keeps")
+
+
+def test_tasks_of_another_branch_stay():
+    branches = [{**REKEY, "after": "source"}, once(), {**REKEY, "after": "source", "key": "value->>'other'"}]
+    both = version(*branches, once(name="other"), partitions=2)
+    alone = version(branches[2], once(name="other"), partitions=2)
+    found = compare(both, alone)
+    assert (problems(found), found.tasks) == ([], {0: 0, 1: 2})
+    by_name = {each.operator: each for each in found.operators}
+    assert (by_name["other"].verdict, by_name["once"].detail) == ("unchanged", "its store goes with its tasks")
+
+
+def test_a_source_stays_with_the_tasks_that_read_it():
+    def over(*operators):
+        spec = version(*operators, source=["clicks", "views"]).spec
+        return Version(spec, graph.compile(spec, {"clicks": 2, "views": 4}))
+
+    ((at, detail),) = problems(compare(over(FILTER), over(once())))
     assert at == "/operators"
-    assert "2 sub-topologies instead of 1" in detail
-    assert ":copy" in detail
-    four, two = ({"op": "repartition", "name": "spread", "partitions": count} for count in (4, 2))
-    found = compare(version(four, once(), partitions=2), version(two, once(), partitions=2))
-    assert [at for at, _ in problems(found)] == ["/operators"]
+    assert "make another job of it" in detail
+
+
+def test_another_repartition_is_told():
+    found = compare(version(spread(4), FILTER, partitions=2), version(spread(2), FILTER, partitions=2))
+    assert (problems(found), verdicts(found)) == ([], {"spread": "keeps", "filter-1": "unchanged"})
+    found = compare(version(spread(4), FILTER, partitions=2), version(spread(4), partitions=2))
+    assert verdicts(found)["spread"] == "unchanged"
 
 
 def test_an_operator_behind_a_cut_is_renamed_with_the_stream_between_the_tasks():
