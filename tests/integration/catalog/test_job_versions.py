@@ -881,7 +881,8 @@ def test_another_count_behind_a_repartition_makes_as_many_tasks(catalog: Catalog
 
 def test_a_stream_of_dropped_records_that_others_read_keeps_its_partitions(catalog: Catalog) -> None:
     spread = {"op": "repartition", "name": "spread"}
-    worked(catalog, {**spread, "partitions": 2}, once(), keep_dropped=True)
+    make_stream(catalog, partitions=2)
+    make_job(catalog, operators=[{**spread, "partitions": 2}, once()], keep_dropped=True)
     make_job(catalog, name="other", source="visits-dropped")
     before = everything(catalog)
     with pytest.raises(StreamInUse):
@@ -891,7 +892,9 @@ def test_a_stream_of_dropped_records_that_others_read_keeps_its_partitions(catal
 
 def test_the_tasks_of_another_branch_go_on_under_other_numbers(catalog: Catalog) -> None:
     first, second = ({**SPREAD, "after": "source", "key": f"value->>'{name}'"} for name in ("a", "b"))
-    _, worker = worked(catalog, first, once(name="a"), second, once(name="b"))
+    make_stream(catalog, partitions=2)
+    job = make_job(catalog, operators=[first, once(name="a"), second, once(name="b")])
+    worker = slot(catalog, join(catalog), job)
     ids, kept = named(catalog), store(catalog, "visits-b")
     between = catalog.read(streams.get_stream, "visits-b-repartition")
     put(catalog, second, once(name="b"))

@@ -354,9 +354,10 @@ def test_other_ways_from_task_to_task_take_a_restart_of_all_stores_behind_them(b
         assert all(f"`restart: {json.dumps(restart)}` begins it empty" in detail for _, detail in problems(few))
 
 
-def test_tasks_stay_where_an_operator_without_a_name_is_called_otherwise():
-    unnamed = {"op": "repartition", "partitions": 4}
-    found = compare(version(unnamed, once(), partitions=2), version(FILTER, unnamed, once(), partitions=2))
+def test_tasks_stay_where_a_repartition_is_called_otherwise():
+    found = compare(
+        version(spread(), once(), partitions=2), version(FILTER, spread(name="moved"), once(), partitions=2)
+    )
     assert (problems(found), found.tasks, verdicts(found)["once"]) == ([], {0: 0, 1: 1}, "keeps")
 
 
