@@ -253,9 +253,9 @@ async def _open_windows(lookups: Lookups, operator: Mapping[str, Any], store: st
         found = await lookups.reader.count_open(await lookups.stores.as_of_now(store))
     except StoreNotReadable as error:
         return {"detail": f"{operator['detail']}; how many windows are open in {store!r} is not known: {error.reason}"}
-    count = f"{found.count}" if found.is_all else f"at least {found.count}"
+    count = f"{found.number}" if found.is_all else f"at least {found.number}"
     detail = f"of {count} window(s) open in {store!r} nothing comes out unless they change again"
-    return {"detail": f"{operator['detail']}; {detail}", "open_windows": found.count}
+    return {"detail": f"{operator['detail']}; {detail}", "open_windows": found.number}
 
 
 # ---------------------------------------------------------------- in a transaction

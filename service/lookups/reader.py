@@ -36,9 +36,9 @@ class Look(NamedTuple):
 
 
 class OpenEntries(NamedTuple):
-    """How many entries of a store may still change; not `is_all`: at least so many."""
+    """The `number` of entries of a store that may still change; not `is_all`: at least so many."""
 
-    count: int
+    number: int
     is_all: bool
 
 
