@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import structlog
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no stubs
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
@@ -83,6 +84,7 @@ def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
     jvm, backend = context._jvm, context._jsc.sc().schedulerBackend()
     request = getattr(jvm.org.apache.spark.deploy, "DeployMessages$RequestMasterState$").__getattr__("MODULE$")
     kind = jvm.java.lang.Class.forName("org.apache.spark.deploy.DeployMessages$MasterStateResponse")
+    log = structlog.get_logger()
     answer = jvm.scala.reflect.ClassTag.apply(kind)
     limit = jvm.scala.concurrent.duration.FiniteDuration(MASTER_ANSWERS_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
     timeout = jvm.org.apache.spark.rpc.RpcTimeout(limit, "millrace's question to a master")
@@ -93,8 +95,10 @@ def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
             uri = jvm.org.apache.spark.rpc.RpcEndpointAddress(at, "Master").toString()
             endpoint = timeout.awaitResult(backend.rpcEnv().asyncSetupEndpointRefByURI(uri))
             state = endpoint.askSync(request, timeout, answer)
-        except Py4JJavaError:
+        except Py4JJavaError as error:
+            log.warning("master_not_reached", master=address, error=str(error.java_exception))
             continue
-        if state.status().toString() == "ALIVE":
+        if (status := state.status().toString()) == "ALIVE":
             return any(app.id() == app_id for app in state.activeApps())
+        log.info("master_does_not_decide", master=address, status=status)
     return None

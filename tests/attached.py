@@ -40,6 +40,7 @@ class Attached:
         name: str = "tested",
         master: str = "local[2]",
         secret: str = "",
+        spark_patience_ms: int = 30_000,
     ) -> None:
         self.running, self.name, self.log = running, name, folder / f"{name}.log"
         self.key = str(running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"])
@@ -49,6 +50,7 @@ class Attached:
                 "MILLRACE_API_KEY": self.key,
                 "MILLRACE_REPLICA_DIR": str(self.replicas),
                 "MILLRACE_SPARK_SECRET": secret,
+                "MILLRACE_SPARK_PATIENCE_MS": str(spark_patience_ms),
             }
         )
         self._command = [sys.executable, "-m", "spark_jobs.instance", "--api", running.url]

@@ -28,7 +28,7 @@ from service.auth import Reader
 from service.catalog import groups, jobs, nodes, replicas
 from service.catalog.tables import JobRow, RebalanceRow, ReplicaRow
 from service.coordinator.situation import AssignmentSpec, Situation, situation_of
-from service.problems import ProblemError, declared, refused
+from service.problems import declared, refused
 from service.protocol import Text
 from service.streams.assignment.assignor import assign
 from service.streams.assignment.group import Group, ReplicaNode
@@ -269,7 +269,7 @@ def _group(s: Session, name: str) -> dict[str, Any]:
 
 
 def _copy(task: str, copy: ReplicaRow, ends: Mapping[str, int]) -> dict[str, Any]:
-    lag = replicas.lag_of(copy, ends)
+    lag = replicas.behind(copy.applied, ends)
     lag_s = 0.0 if lag == 0 else round(lag / copy.rate, 1) if copy.rate else None
     return {
         "task": task,
@@ -368,14 +368,10 @@ def _planned(group: Group, body: PlanRequest) -> Group:
     there = {node.id: node for node in group.nodes}
     for i, node_id in enumerate(body.remove):
         if there.pop(node_id, None) is None:
-            raise _not_in_group(f"/remove/{i}", f"{node_id!r} is no node of the group, or named twice")
+            raise refused("invalid_request", f"/remove/{i}", f"{node_id!r} is no node of the group, or named twice")
     added = {}
     for i, each in enumerate(body.add):
         if each.node in there or each.node in added:
-            raise _not_in_group(f"/add/{i}/node", f"{each.node!r} is a node of the group, or named twice")
+            raise refused("invalid_request", f"/add/{i}/node", f"{each.node!r} is a node of the group, or named twice")
         added[each.node] = ReplicaNode(each.node, each.slots, each.tags)
     return replace(group, nodes=[*there.values(), *added.values()])
-
-
-def _not_in_group(pointer: str, detail: str) -> ProblemError:
-    return refused("invalid_request", pointer, detail)

@@ -13,7 +13,7 @@ from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service.catalog.inputs import TaskInput, inputs_of_job, lags
-from service.catalog.replicas import BACKLOG, IS_ACTIVE, NOT_SHOWN
+from service.catalog.replicas import BACKLOG, IS_ACTIVE, IS_CHANGELOG_OF, IS_STORE_OF, NOT_SHOWN
 from service.catalog.tables import (
     JobRow,
     JobStreamRow,
@@ -83,11 +83,8 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         .add_columns(TaskRow.next_version)
         .select_from(TaskRow)
         .outerjoin(ReplicaRow, IS_ACTIVE)
-        .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
-        .join(
-            PartitionRow,
-            (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
-        )
+        .join(StoreRow, IS_STORE_OF)
+        .join(PartitionRow, IS_CHANGELOG_OF)
         .where(TaskRow.job_id == job_id, StoreRow.is_removed.is_(False))
     )
     return all(

@@ -29,6 +29,10 @@ NOT_SHOWN: Final = (RESTORING, WARM)
 
 OUT_OF_TOUCH: Final = 10_000  # records, beyond twice what is acceptable
 IS_ACTIVE = (ReplicaRow.task_id == TaskRow.id) & (ReplicaRow.role == ACTIVE)  # how a task joins its active copy
+IS_STORE_OF = (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology)
+IS_CHANGELOG_OF = (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (  # and a store its task's changelog
+    PartitionRow.partition == TaskRow.partition
+)
 HAS_OWNER = exists().where(IS_ACTIVE, ReplicaRow.slot_id.is_not(None))
 FRESH: Final = {"populate_existing": True}  # what was read before the lock is old
 _OF_TASKS = select(ReplicaRow).where(ReplicaRow.task_id.in_(bindparam("task_ids", expanding=True)))
@@ -183,22 +187,14 @@ def changelog_ends(s: Session, job_id: str) -> dict[str, dict[str, int]]:
     """Task id → store id → the end of its changelog, of the tasks of a job that have stores."""
     query = (
         select(TaskRow.id, StoreRow.id, PartitionRow.end_offset)
-        .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
-        .join(
-            PartitionRow,
-            (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
-        )
+        .join(StoreRow, IS_STORE_OF)
+        .join(PartitionRow, IS_CHANGELOG_OF)
         .where(TaskRow.job_id == job_id, StoreRow.is_removed.is_(False))
     )
     found: dict[str, dict[str, int]] = {}
     for task_id, store_id, end in s.execute(query):
         found.setdefault(task_id, {})[store_id] = end
     return found
-
-
-def lag_of(copy: ReplicaRow, ends: Mapping[str, int]) -> int:
-    """Records that a copy is behind, by what was last reported of it; `ends`: store id → end."""
-    return behind(copy.applied, ends)
 
 
 def behind(applied: Mapping[str, int], ends: Mapping[str, int]) -> int:

@@ -22,7 +22,7 @@ from service.catalog.inputs import READ, TaskInput, inputs_of
 from service.catalog.jobs import stores_of, streams_of
 from service.catalog.progress import JobProgress
 from service.catalog.repartitions import NextChunks
-from service.catalog.replicas import ACTIVE, behind
+from service.catalog.replicas import ACTIVE, IS_CHANGELOG_OF, IS_STORE_OF, behind
 from service.catalog.segments import next_range
 from service.catalog.tables import JobRow, Json, PartitionRow, ReplicaRow, SkipRow, StoreRow, TaskInputRow, TaskRow
 from service.protocol import (
@@ -154,11 +154,8 @@ _CHANGELOGS = Prepared(
     .add_columns(ReplicaRow.role, TaskRow.name, TaskRow.sub_topology, TaskRow.partition, ReplicaRow.state)
     .add_columns(ReplicaRow.applied, Now() - ReplicaRow.reported_ms)
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
-    .join(StoreRow, (StoreRow.job_id == TaskRow.job_id) & (StoreRow.sub_topology == TaskRow.sub_topology))
-    .join(
-        PartitionRow,
-        (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
-    )
+    .join(StoreRow, IS_STORE_OF)
+    .join(PartitionRow, IS_CHANGELOG_OF)
     .where(ReplicaRow.slot_id == bindparam("slot_id"), StoreRow.is_removed.is_(False))
 )
 

@@ -19,7 +19,7 @@ from service.catalog.engine import now_ms
 from service.catalog.inputs import Lag, TaskInput, inputs_of_all, inputs_of_job, lag_of, unread_of_repartitions
 from service.catalog.job_states import STAFFED
 from service.catalog.jobs import READS_USER, of_job
-from service.catalog.replicas import ACTIVE, HAS_OWNER
+from service.catalog.replicas import ACTIVE, HAS_OWNER, IS_CHANGELOG_OF, IS_STORE_OF
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
@@ -182,11 +182,8 @@ _COPIES = (
     .add_columns(PartitionRow.end_offset)
     .join(TaskRow, TaskRow.job_id == JobRow.id)
     .join(ReplicaRow, ReplicaRow.task_id == TaskRow.id)
-    .join(StoreRow, (StoreRow.job_id == JobRow.id) & (StoreRow.sub_topology == TaskRow.sub_topology))
-    .join(
-        PartitionRow,
-        (PartitionRow.stream_id == StoreRow.changelog_stream_id) & (PartitionRow.partition == TaskRow.partition),
-    )
+    .join(StoreRow, IS_STORE_OF)
+    .join(PartitionRow, IS_CHANGELOG_OF)
     .where(ReplicaRow.role != ACTIVE, ReplicaRow.slot_id.is_not(None), StoreRow.is_removed.is_(False))
     .order_by(JobRow.name, TaskRow.sub_topology, TaskRow.partition, ReplicaRow.node_id)
 )

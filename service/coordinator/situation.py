@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog.nodes import HOST, nodes_by_id
-from service.catalog.replicas import BACKLOG, RUNNING, WARM, Holding, changelog_ends, lag_of
+from service.catalog.replicas import BACKLOG, RUNNING, WARM, Holding, behind, changelog_ends
 from service.catalog.tables import InstanceRow, JobRow, ReplicaRow, SlotRow
 from service.coordinator.leases import LIVE, PRESENT
 from service.streams.assignment.group import AssignmentSettings, Group, ReplicaNode, Strategy, Task
@@ -155,9 +155,9 @@ def _place(
 def _runs(copy: ReplicaRow, ends: Mapping[str, int] | None, live: Mapping[str, SlotRow], acceptable: int) -> bool:
     if copy.role != "active" or copy.slot_id not in live:
         return False
-    return ends is None or copy.state in _RUN or lag_of(copy, ends) <= acceptable
+    return ends is None or copy.state in _RUN or behind(copy.applied, ends) <= acceptable
 
 
 def _lag(copy: ReplicaRow, ends: Mapping[str, int], live: Mapping[str, SlotRow], acceptable: int) -> int:
-    lag = lag_of(copy, ends)
+    lag = behind(copy.applied, ends)
     return min(lag, acceptable) if copy.state == RUNNING and copy.slot_id in live else lag

@@ -32,7 +32,7 @@ from service.payloads.answers import KeyEncoding, record_texts
 from service.positions import StreamCursor, opaque
 from service.reads.pages import StreamPage, read_page
 from service.storage.segments import Storage
-from service.streams.errors import StreamError
+from service.streams.errors import CatalogUnavailable, StorageUnavailable, StreamError
 
 PAGE_RECORDS: Final = 2_000
 MAX_PENDING_BYTES: Final = 8 << 20  # of events that a tail has not sent yet
@@ -129,7 +129,7 @@ class Tails:
         while not self._hub.is_closed:
             if until is not None and all(tail.place[at] >= until[at] for at in until):
                 return
-            page, events = await run_in_threadpool(self.read, tail.stream, tail.place)
+            page, events = await self.read(tail.stream, tail.place)
             if until is not None:
                 events = [each for each in events if each.offset < until[each.partition]]
             frames = tail.chosen(events)
@@ -138,8 +138,22 @@ class Tails:
             if until is None and page.at_end:
                 return
 
-    def read(self, stream: TailedStream, place: Place) -> tuple[StreamPage, list[RecordEvent]]:
-        """The next page of a stream, and an event for each of its records. Raises what `read_page` does, KeyNotText."""
+    async def read(self, stream: TailedStream, place: Place) -> tuple[StreamPage, list[RecordEvent]]:
+        """The next page of a stream, and an event for each of its records, once the catalog and the storage answer.
+
+        Raises what else `read_page` does, KeyNotText; CatalogUnavailable, StorageUnavailable where the service ends.
+        """
+        while True:
+            seen = self._hub.seen
+            try:
+                return await run_in_threadpool(self._page, stream, place)
+            except (CatalogUnavailable, StorageUnavailable, SQLAlchemyError, OSError) as error:
+                structlog.get_logger().warning("tail_read_failed", stream=stream.id, error=str(error))
+                await self._hub.wait([stream_topic(stream.id)], seen, RETRY_S)
+                if self._hub.is_closed:
+                    raise
+
+    def _page(self, stream: TailedStream, place: Place) -> tuple[StreamPage, list[RecordEvent]]:
         page = read_page(self._catalog, self._storage, stream.id, place, PAGE_RECORDS)
         reached = dict(place)
         events: list[RecordEvent] = []
@@ -183,7 +197,7 @@ class _Feed:
         stream: TailedStream,
         place: Place,
         hub: Hub,
-        read: Callable[[TailedStream, Place], tuple[StreamPage, list[RecordEvent]]],
+        read: Callable[[TailedStream, Place], Awaitable[tuple[StreamPage, list[RecordEvent]]]],
     ) -> None:
         self._stream, self._hub, self._read = stream, hub, read
         self.place = place  # everything before it was given to the tails
@@ -208,11 +222,7 @@ class _Feed:
         while not self._hub.is_closed:
             seen = self._hub.seen
             try:
-                page, events = await run_in_threadpool(self._read, self._stream, self.place)
-            except (SQLAlchemyError, OSError) as error:
-                structlog.get_logger().warning("tail_read_failed", stream=self._stream.id, error=str(error))
-                await asyncio.sleep(RETRY_S)
-                continue
+                page, events = await self._read(self._stream, self.place)
             except StreamError as error:
                 self.end(error)
                 return

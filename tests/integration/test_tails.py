@@ -17,6 +17,8 @@ from msgspec import structs
 
 from service.positions import opaque, position_of
 from service.reads import tails
+from service.reads.pages import StreamPage
+from service.streams.errors import CatalogUnavailable, StorageUnavailable
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
 
@@ -197,6 +199,29 @@ def test_a_tail_that_is_too_slow_is_told_where_it_stands(
     assert 0 < len(got) <= 60
     with tail(service, stream, last=got[-1].id) as again:
         assert len(values(again, 60 - (len(got) - 1))) == 60 - (len(got) - 1)
+
+
+@pytest.mark.parametrize("error", [CatalogUnavailable("it restarts"), StorageUnavailable("it is away"), OSError(5, "")])
+def test_a_tail_outlives_a_catalog_and_a_storage_that_were_away(
+    service: Serving, stream: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """While it catches up, and while it follows."""
+    failures, real = [error], tails.read_page
+
+    def fails_once(*args: Any) -> StreamPage:
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(tails, "RETRY_S", 0.01)
+    monkeypatch.setattr(tails, "read_page", fails_once)
+    post(service, stream, 1)
+    with tail(service, stream, **{"from": "earliest"}) as found:
+        assert values(found, 1) == [1]
+        failures.append(error)
+        post(service, stream, 2)
+        assert values(found, 1) == [2]
+    assert not failures
 
 
 def test_a_revoked_key_ends_its_tails(service: Serving, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:

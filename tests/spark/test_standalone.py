@@ -137,10 +137,13 @@ def test_who_waits_for_cores_says_so_and_gets_those_of_a_killed_driver(
 def test_a_master_that_remembers_stops_no_task_and_one_that_forgets_ends_the_instance(
     cluster: Standalone, service: Running, tmp_path: Path
 ) -> None:
-    """One driver for both, which leaves cores to others. It comes last: workers have to find the master again."""
+    """One driver for both, which leaves cores to others, and waits longer than two masters take to start on a busy
+    machine. It comes last: workers have to find the master again.
+    """
     service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))  # unless the test before has
     where = {"master": cluster.master, "secret": cluster.secret}
-    with Attached(service, tmp_path, "--cores", "8", name="second", **where) as instance:
+    waits = {"spark_patience_ms": 120_000}
+    with Attached(service, tmp_path, "--cores", "8", name="second", **where, **waits) as instance:
         instance.wait_until_it_has(state="live", cores=8)
         wait_until(lambda: tasks_by_slot(service, "twice") == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
         members = service.call("GET", "/v1/groups/twice")["members"]
