@@ -96,7 +96,8 @@ def ask_masters(context: SparkContext, master: str, app_id: str) -> bool | None:
             endpoint = timeout.awaitResult(backend.rpcEnv().asyncSetupEndpointRefByURI(uri))
             state = endpoint.askSync(request, timeout, answer)
         except Py4JJavaError as error:
-            log.warning("master_not_reached", master=address, error=str(error.java_exception))
+            why = error.java_exception.getCause() or error.java_exception
+            log.warning("master_not_reached", master=address, error=str(why))
             continue
         if (status := state.status().toString()) == "ALIVE":
             return any(app.id() == app_id for app in state.activeApps())
