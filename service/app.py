@@ -165,6 +165,7 @@ def create_app(settings: Settings) -> Service:
     ):
         # As they are: `include_router` would make each anew with the first request, which took it 0.1 s of CPU.
         app.router.routes.extend(part.router.routes)
+    app.router.routes.extend(instances.workers.routes)
     problems.install(app)
     document.install(app)
     return app

@@ -30,7 +30,7 @@ tokens = typer.Typer(help="API keys: make, list, revoke.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 
 NEEDED = {"api": "fastapi", "instance": "pyspark"}  # a module of each extra
-DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"
+DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"  # beside it `worker.json`
 
 # None where nothing is given: then the setting of that name says it, from the environment or by its default.
 Host = Annotated[
@@ -131,16 +131,19 @@ def migrate() -> None:
 
 @app.command()
 def openapi(check: Annotated[bool, typer.Option("--check", help="Compare, change nothing.")] = False) -> None:
-    """Write openapi/openapi.json anew, or check that it is what the routes declare."""
+    """Write openapi/openapi.json and worker.json anew, or check that they are what the routes declare."""
     _need("api")
+    from service.api.document import worker_document
     from service.app import create_app
 
-    made = orjson.dumps(create_app(_settings()).openapi(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
-    if not check:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_bytes(made)
-    elif not DOCUMENT.exists() or DOCUMENT.read_bytes() != made:
-        _fail(f"{DOCUMENT} is not what the routes declare: run `millrace openapi`")
+    served = create_app(_settings())
+    for path, document in (DOCUMENT, served.openapi()), (DOCUMENT.with_name("worker.json"), worker_document(served)):
+        made = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(made)
+        elif not path.exists() or path.read_bytes() != made:
+            _fail(f"{path} is not what the routes declare: run `millrace openapi`")
 
 
 @app.command()

@@ -14,6 +14,7 @@ import orjson
 import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
@@ -116,6 +117,12 @@ class ProblemView(BaseModel):
     code: str
     request_id: str
     errors: list[ProblemItemView] | None = None
+    start_offset: int | None = None
+    reason: str | None = None
+    records: int | None = None
+    max_records: int | None = None
+    bytes: int | None = None
+    max_bytes: int | None = None
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -285,7 +292,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """The methods that the document has for this path; what is not in it (its own pages) is to be read."""
-    paths = request.app.openapi()["paths"].items()
-    found = (item for path, item in paths if re.fullmatch(re.sub(r"{\w+}", "[^/:]+", path), request.url.path))
-    return sorted({method.upper() for item in found for method in item}) or ["GET"]
+    """The methods that a document has for this path; what is in none (their own pages) is to be read."""
+    routes = (each for each in request.app.routes if isinstance(each, APIRoute) and each.include_in_schema)
+    path = request.url.path
+    found = (each for each in routes if re.fullmatch(re.sub(r"{\w+}", "[^/:]+", each.path_format), path))
+    return sorted({method for each in found for method in each.methods or ()}) or ["GET"]

@@ -94,6 +94,9 @@ class World:
         Without the `default` answers: they would allow any status.
         """
         document: Json = self.service.client().get("/openapi.json").json()
+        of_workers: Json = self.service.client().get("/openapi-worker.json").json()
+        document["paths"] |= of_workers["paths"]
+        document["components"]["schemas"] |= of_workers["components"]["schemas"]
         for title, schema in document["components"]["schemas"].items():
             known = self._known_in(title)
             for name, member in schema.get("properties", {}).items():
@@ -278,12 +281,18 @@ def _ask(http: httpx.Client, path: str, body: Json) -> Json:
 
 
 def _suggesting(schema: Json, known: list[Any] | None) -> Json:
-    """The schema, which leads to what is known every other time; integers to the ends of what they may be."""
-    if schema.get("type") == "integer":
+    """The schema, which leads to what is known every other time; integers to the ends of what they may be.
+
+    Each type by itself: schemathesis takes no list of them in a choice.
+    """
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    choices = [schema | {"type": kind} for kind in kinds] if len(kinds) > 1 else [schema]
+    if "integer" in kinds:
         low, high = schema.get("minimum", -(2**65)), schema.get("maximum", 2**65)
-        extremes = [extreme for extreme in EXTREMES if low <= extreme <= high]
-        schema = {"anyOf": [schema, {"enum": extremes}]}
-    return {"anyOf": [{"enum": known}, schema]} if known else schema
+        choices.append({"enum": [extreme for extreme in EXTREMES if low <= extreme <= high]})
+    plain = {"anyOf": choices} if len(choices) > 1 else schema
+    return {"anyOf": [{"enum": known}, plain]} if known else plain
 
 
 # ---------------------------------------------------------------- bodies that are no JSON

@@ -43,14 +43,25 @@ _RECORD_SCHEMA = {
         "value": {"description": "Any JSON; what the stream's `fields` ask for, where it has some."},
         "timestamp": {"type": ["integer", "null"], "minimum": 0, "description": "ms; its arrival when absent."},
         "partition": {"type": ["integer", "null"], "minimum": 0, "description": "By the key (murmur2) when absent."},
-        "headers": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
+        "headers": {
+            "type": ["object", "null"],
+            "additionalProperties": {"type": "string"},
+            "description": "Headers of the record, as text.",
+        },
     },
 }
 RECORDS_SCHEMA = {
     "type": "object",
     "required": ["records"],
     "additionalProperties": False,
-    "properties": {"records": {"type": "array", "minItems": 1, "items": _RECORD_SCHEMA}},
+    "properties": {
+        "records": {
+            "type": "array",
+            "minItems": 1,
+            "items": _RECORD_SCHEMA,
+            "description": "The records, in order.",
+        }
+    },
 }
 RECORD_EXAMPLE = {"key": "u1", "value": {"id": "e-1", "amount": 12.5}, "timestamp": 1_700_000_000_000}
 

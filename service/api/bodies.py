@@ -6,7 +6,7 @@ settled before (`service.border`): what arrives here is decoded and within its l
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import mimeparse
 import msgspec
@@ -19,9 +19,30 @@ from starlette.responses import Response
 from service.documents import Model, as_json, as_model
 from service.problems import ProblemError, refused
 
-UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (`If-None-Match`)"}}
+ETAG: Final[dict[str, Any]] = {
+    "ETag": {
+        "description": "The strong entity tag of what is shown, for `If-None-Match` and `If-Match`.",
+        "required": True,
+        "schema": {"type": "string"},
+    }
+}
+LOCATION: Final[dict[str, Any]] = {
+    "Location": {
+        "description": "The path of what was made.",
+        "required": True,
+        "schema": {"type": "string", "format": "uri-reference"},
+    }
+}
+UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "The caller has it already (`If-None-Match`)", "headers": ETAG}
+}
 AT_ONCE_BYTES = 64 << 10  # read on the event loop
 Struct = TypeVar("Struct")
+
+
+def with_tag(model: Any, **more: Any) -> dict[str, Any]:
+    """What `responses=` says of an answer of this model that has an entity tag; `more` is said too."""
+    return {"model": model, "headers": ETAG} | more
 
 
 def storable(text: str) -> str:

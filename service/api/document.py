@@ -6,32 +6,52 @@ Knows OpenAPI. Refuses to know any resource: routes say `openapi_extra=takes(Mod
 import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
 
+from service.api import schemas
 from service.api.bodies import answer
-from service.problems import ProblemView, declared
+from service.api.examples import example_of
+from service.api.glossary import EXTENSIONS, MEANINGS
+from service.api.schemas import Json
+from service.problems import MEDIA_TYPE, ProblemView, declared
 
-_REF = "#/components/schemas/{model}"
+PREFIX: Final = "#/components/schemas/"
+_REF: Final = PREFIX + "{model}"
 _BODIES: dict[str, type[Any]] = {"ProblemView": ProblemView}
-ASSETS = "/docs/assets"
-TAGS = [
+_UNIONS: dict[str, tuple[str, Any]] = {}
+ASSETS: Final = "/docs/assets"
+WORKER: Final = "worker"  # the tag of what is no business of people
+_RETRY_AFTER: Final = {
+    "Retry-After": {
+        "description": "Seconds after which to try again.",
+        "required": True,
+        "schema": {"type": "integer", "format": "int32", "minimum": 0},
+    }
+}
+TAGS: Final = [
     {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},
     {"name": "jobs", "description": "Operators over a stream: submit, watch, pause, stop, simulate."},
     {"name": "stores", "description": "The state of operators, looked up by key, by range, as a whole."},
-    {"name": "instances", "description": "Spark applications that run jobs, and the protocol of their slots."},
+    {"name": "groups", "description": "Who runs a job: tasks, owners, copies, and how they are given out."},
+    {"name": "instances", "description": "Spark applications that run jobs."},
     {"name": "tokens", "description": "API keys and their roles."},
     {"name": "operations", "description": "Health, metrics and this document."},
+]
+WORKER_TAGS: Final = [
+    {"name": WORKER, "description": "The protocol of instances and their slots: join, poll, commit, leave."},
 ]
 
 
@@ -57,38 +77,125 @@ def takes(
     return {"requestBody": {"required": is_required, "content": {"application/json": content}}}
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of the routes that the app has now."""
-    made = get_openapi(
+def answers(body: type[Any]) -> dict[int | str, dict[str, Any]]:
+    """The part of `responses=` for an answer (200) that is this msgspec struct."""
+    _BODIES[body.__name__] = body
+    return {200: {"content": {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}}}
+
+
+def name_union(name: str, union: Any, description: str) -> None:
+    """Have a union of types be a schema of this name, wherever it stands."""
+    _UNIONS[name] = (description, union)
+
+
+def document(app: FastAPI) -> Json:
+    """The OpenAPI 3.1 document for people of the routes that the app has now."""
+    return _made(
+        [route for route in app.routes if not _is_for_workers(route)],
+        TAGS,
         title="Millrace",
-        version=version("millrace"),
         summary="Stateful stream operators as a REST service, on Spark.",
         description="Post records to streams; submit jobs that filter, map, deduplicate and aggregate them (for ever, "
         "over windows and sessions) or hold updates back until they are final; read what comes out, exactly once; "
         "look up what the operators keep. Every error is an `application/problem+json` (RFC 9457) with a `code` and "
         "the `request_id`.",
-        routes=app.routes,
-        tags=TAGS,
-        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    schemas = made.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= _schemas_of_bodies()
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; ours are problems
-        schemas.pop(unused, None)
-    for path in made["paths"].values():
+
+
+def worker_document(app: FastAPI) -> Json:
+    """The same of the protocol between instances, their slots and the service."""
+    return _made(
+        [route for route in app.routes if _is_for_workers(route)],
+        WORKER_TAGS,
+        title="Millrace: the protocol of workers",
+        summary="What instances and their slots say to the service.",
+        description="Of one version of Millrace: an instance and the service understand each other one version apart. "
+        "Fields that one end does not know are ignored. Every error is an `application/problem+json` (RFC 9457).",
+    )
+
+
+def _is_for_workers(route: BaseRoute) -> bool:
+    return isinstance(route, APIRoute) and WORKER in route.tags
+
+
+def _made(routes: list[BaseRoute], tags: list[dict[str, str]], **info: str) -> Json:
+    made = get_openapi(
+        version=version("millrace"),
+        routes=routes,
+        tags=tags,
+        servers=[{"url": "/", "description": "The service that has this document."}],
+        contact={"name": "Millrace"},
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        **info,  # type: ignore[arg-type]
+    )
+    operations = [operation for path in made["paths"].values() for operation in path.values()]
+    for operation in operations:
+        _declare_problems(operation["responses"])
+        operation.setdefault("security", [])
+    components = made.setdefault("components", {})
+    components["schemas"] = _schemas(made["paths"], components.get("schemas", {}))
+    for operation in operations:
+        _finish(operation, components["schemas"])
+    return _named(made)
+
+
+def _schemas(paths: Json, of_routes: dict[str, Json]) -> dict[str, Json]:
+    """The components: plain, with words, and no more than something refers to."""
+    unions, members = _schemas_of_unions()
+    found = members | of_routes | _schemas_of_bodies()
+    for name, schema in found.items():
+        _make_plain(schema, unions)
+        owners = [name, EXTENSIONS[name]] if name in EXTENSIONS else [name]
+        schemas.describe({name: schema}, [], MEANINGS)
+        schemas.describe(schema.get("properties", {}), owners, MEANINGS)
+    for path in paths.values():
         for operation in path.values():
-            _declare_problems(operation["responses"])
-            _require_preconditions(operation)
-    return _tidied(made)
+            for schema in schemas.inline_schemas(operation):
+                _make_plain(schema, unions)
+    return schemas.reachable(found | unions, paths)
+
+
+def _make_plain(schema: Json, unions: dict[str, Json]) -> None:
+    def change(each: Json) -> None:
+        schemas.make_plain(each)
+        schemas.refer(each, unions, PREFIX)
+
+    schemas.visit(schema, change)
+
+
+def _finish(operation: Json, components: dict[str, Json]) -> None:
+    """Words for parameters, headers that go with statuses and media types, an example of each good answer."""
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = schemas.without_null(parameter["schema"])
+        schemas.describe({parameter["name"]: parameter}, [operation["operationId"]], MEANINGS)
+        if parameter["name"] == "If-Match":  # the routes read it, and answer its absence with 428: it is not valid
+            parameter["required"] = True
+    for status, response in operation["responses"].items():
+        if status in {"429", "503"} and MEDIA_TYPE in response.get("content", {}):
+            response["headers"] = _RETRY_AFTER | response.get("headers", {})
+        if status < "300":
+            _give_examples(response, components)
+    _give_examples(operation.get("requestBody", {}), components)
+
+
+def _give_examples(place: Json, components: dict[str, Json]) -> None:
+    media = place.get("content", {}).get("application/json")
+    if media is not None and "example" not in media:
+        media["example"] = example_of(media["schema"], components)
 
 
 def install(app: FastAPI) -> None:
-    """Serve the document and its pages, and make FastAPI believe it is its own."""
+    """Serve the documents and their pages, and make FastAPI believe that the one for people is its own."""
     app.openapi = _once(lambda: document(app))  # type: ignore[method-assign]
+    of_workers = _once(lambda: worker_document(app))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi_json() -> Response:
         return answer(app.openapi())
+
+    @app.get("/openapi-worker.json", include_in_schema=False)
+    async def openapi_worker_json() -> Response:
+        return answer(of_workers())
 
     @app.get("/docs", include_in_schema=False)
     async def docs(_: Request) -> HTMLResponse:
@@ -109,7 +216,20 @@ def _schemas_of_bodies() -> dict[str, Any]:
     structs = [body for body in _BODIES.values() if not issubclass(body, BaseModel)]
     _, described = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     _, components = msgspec.json.schema_components(structs, ref_template=_REF.replace("{model}", "{name}"))
-    return {**described.get("$defs", {}), **components}
+    found: dict[str, Json] = {**described.get("$defs", {}), **components}
+    return found
+
+
+def _schemas_of_unions() -> tuple[dict[str, Json], dict[str, Json]]:
+    """Those of named unions, and of their members."""
+    unions: dict[str, Json] = {}
+    members: dict[str, Json] = {}
+    for name, (description, union) in _UNIONS.items():
+        schema = TypeAdapter(union).json_schema(ref_template=_REF)
+        members |= schema.pop("$defs", {})
+        schemas.visit(schema, schemas.make_plain)
+        unions[name] = {"description": description, **schema}
+    return unions, members
 
 
 def _declare_problems(responses: dict[str, Any]) -> None:
@@ -119,18 +239,16 @@ def _declare_problems(responses: dict[str, Any]) -> None:
     responses["default"] = {**declared(500)[500], "description": "Any other error"}
 
 
-def _require_preconditions(operation: dict[str, Any]) -> None:
-    """`If-Match` is read by the routes, whose answer to its absence is 428; a request without it is not valid."""
-    for parameter in operation.get("parameters", ()):
-        if parameter["name"] == "If-Match":
-            parameter |= {"required": True, "schema": {"type": "string", "title": "If-Match"}}
-
-
-def _tidied(made: dict[str, Any]) -> dict[str, Any]:
+def _named(made: Json) -> Json:
     """Names and patterns for readers who know neither pydantic nor Rust: `TokenPage`, and `$` where `\\z` was."""
     text = orjson.dumps(made).replace(rb'\\z"', b'$"')
-    tidied: dict[str, Any] = orjson.loads(re.sub(rb"\bPage_(\w+?)(?:View)?_(?=\W)", rb"\1Page", text))
-    return tidied
+    named: Json = orjson.loads(re.sub(rb"\bPageView_(\w+?)View_(?=\W)", rb"\1Page", text))
+    for name, schema in named.get("components", {}).get("schemas", {}).items():
+        if schema.get("title", "").startswith("PageView["):
+            schema["description"] = (
+                f"One page of a list: {name.removesuffix('Page')} after {name.removesuffix('Page')}."
+            )
+    return named
 
 
 def _once(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

@@ -13,16 +13,16 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 from fastapi import Path, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import UNCHANGED, answer, read_struct, tagged
+from service.api.bodies import UNCHANGED, answer, read_struct, tagged, with_tag
 from service.api.document import router_of, takes
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row, rows_page
-from service.api.moments import moment
+from service.api.moments import Moment, moment
 from service.assignment_cases import answer_of, case_of
 from service.auth import Reader
 from service.catalog import groups, jobs, nodes, replicas
@@ -31,7 +31,7 @@ from service.coordinator.situation import AssignmentSpec, Situation, situation_o
 from service.problems import declared, refused
 from service.protocol import Text
 from service.streams.assignment.assignor import assign
-from service.streams.assignment.group import Group, ReplicaNode
+from service.streams.assignment.group import Group, ReplicaNode, Strategy
 from service.streams.assignment.metadata import ACTIVE, UNKNOWN, AssignmentInfo, SubscriptionInfo
 from service.streams.assignment.outlook import outlook
 from service.streams.records import Id
@@ -114,14 +114,52 @@ class GroupInfosView(BaseModel):
     members: list[MemberInfosView]
 
 
+class MovedTaskView(BaseModel):
+    """A task that changed hands."""
+
+    from_: Annotated[str | None, Field(alias="from")]
+    to: str
+
+
 class RebalanceView(BaseModel):
     """One round of assignment; `took_ms` is null while a hand-over is under way."""
 
     generation: int
-    at: str
+    at: Moment
     reason: str
-    moved: dict[str, Any]
+    moved: dict[str, MovedTaskView]
     took_ms: int | None
+
+
+class AssignmentNodeView(BaseModel):
+    """A node as the assignor sees it."""
+
+    id: str
+    slots: int
+    tags: dict[str, str]
+    active: list[str]
+    lags: dict[str, int]
+
+
+class AssignmentCaseView(BaseModel):
+    """What is decided by: a group at one moment, as `millrace assign` reads it."""
+
+    members: list[AssignmentNodeView]
+    tasks: list[str]
+    stateful: list[str]
+    assignor: Strategy
+    standby_replicas: int
+    acceptable_recovery_lag: int
+    max_warmup_replicas: int
+    rack_tags: list[str]
+
+
+class AssignmentAnswerView(BaseModel):
+    """What is decided, as `millrace assign` answers it; warm-ups are standbys beyond the asked number."""
+
+    active: dict[str, list[str]]
+    standby: dict[str, list[str]]
+    probing: bool
 
 
 class RebalanceCaseView(RebalanceView):
@@ -129,8 +167,8 @@ class RebalanceCaseView(RebalanceView):
     joins are still gathered, and in rounds of former versions.
     """
 
-    case: dict[str, Any] | None
-    answer: dict[str, Any] | None
+    case: AssignmentCaseView | None
+    answer: AssignmentAnswerView | None
 
 
 class PlannedNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,8 +199,8 @@ class PlanView(BaseModel):
     """What would move in the end, and the first round on the way there, as `millrace assign` reads and answers it."""
 
     moves: list[PlannedMoveView]
-    case: dict[str, Any]
-    answer: dict[str, Any]
+    case: AssignmentCaseView
+    answer: AssignmentAnswerView
 
 
 PLAN = msgspec.json.Decoder(PlanRequest)
@@ -171,7 +209,7 @@ PLAN_EXAMPLE = {"add": [{"node": "d", "slots": 2, "tags": {"zone": "a"}}], "remo
 
 @router.get(
     "/v1/groups/{job:name}",
-    responses={200: {"model": GroupView | GroupInfosView}, **UNCHANGED, **declared(401, 403, 404, 422)},
+    responses={200: with_tag(GroupView | GroupInfosView), **UNCHANGED, **declared(401, 403, 404, 422)},
 )
 def get_group(
     request: Request, job: str, _: Reader, as_format: Annotated[Literal["v4"] | None, Query(alias="format")] = None
@@ -191,7 +229,7 @@ def list_rebalances(request: Request, job: str, _: Reader, limit: Limit = 100, c
 
 @router.get(
     "/v1/groups/{job:name}/rebalances/{generation}",
-    responses={200: {"model": RebalanceCaseView}, **UNCHANGED, **declared(401, 403, 404, 422)},
+    responses={200: with_tag(RebalanceCaseView), **UNCHANGED, **declared(401, 403, 404, 422)},
 )
 def get_rebalance(
     request: Request, job: str, generation: Annotated[int, Path(ge=1, le=MAX_ROW_ID)], _: Reader

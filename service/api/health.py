@@ -28,6 +28,7 @@ from service.streams.errors import StreamError
 
 STORAGE_KNOWN_S = 2.0  # `/readyz` asks nobody for a key: it may not be a way to keep the storage busy
 
+METRICS_EXAMPLE = 'millrace_job_records_in_total{job="visits"} 42.0\n'
 OPEN = [Depends(refuse_unknown_parameters)]  # elsewhere, that is settled with the key
 
 router = router_of("operations")
@@ -130,7 +131,10 @@ def info(request: Request, _: Reader) -> Response:
     "/metrics",
     response_class=Response,
     responses={
-        200: {"description": "Prometheus' text format", "content": {"text/plain": {}}},
+        200: {
+            "description": "Prometheus' text format",
+            "content": {"text/plain": {"schema": {"type": "string"}, "example": METRICS_EXAMPLE}},
+        },
         **declared(401, 403, 503),
     },
 )

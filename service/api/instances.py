@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import coordinator, prometheus
-from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged
-from service.api.document import router_of, takes
+from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged, with_tag
+from service.api.document import WORKER, answers, router_of, takes
 from service.api.models import Cursor, Limit, PageView, require_name
-from service.api.moments import moment
+from service.api.moments import Moment, moment
 from service.auth import Instance, Reader
 from service.catalog import groups, jobs, segments, stores
 from service.catalog.engine import JOBS, Catalog
@@ -34,11 +34,13 @@ from service.protocol import (
     FailRequest,
     HeartbeatRequest,
     JoinedInstance,
+    JoinedSlot,
     JoinRequest,
     LeaveRequest,
     LiveStores,
     LostExecutors,
     Paths,
+    PollAnswer,
     PollRequest,
     SegmentsRequest,
     SlotRequest,
@@ -46,11 +48,13 @@ from service.protocol import (
     TaskCommit,
     Verdict,
     Verdicts,
+    WantedJobs,
 )
 from service.storage.segments import path_of
 from service.streams.errors import UnknownPartition
 
 router = router_of("instances")
+workers = router_of(WORKER)
 
 PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews a lease of which a third may be gone
 SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
@@ -89,10 +93,10 @@ class InstanceView(BaseModel):
     cores: int
     shortage: Literal["no_cores"] | None
     tags: dict[str, str]
-    spark: dict[str, Any]
+    spark: dict[str, str]
     slots: list[SlotView]
-    joined_at: str
-    lease_until: str
+    joined_at: Moment
+    lease_until: Moment
 
 
 # ---------------------------------------------------------------- who is there
@@ -106,7 +110,7 @@ def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Curs
 
 
 @router.get(
-    "/v1/instances/{instance:name}", responses={200: {"model": InstanceView}, **UNCHANGED, **declared(401, 403, 404)}
+    "/v1/instances/{instance:name}", responses={200: with_tag(InstanceView), **UNCHANGED, **declared(401, 403, 404)}
 )
 def get_instance(request: Request, instance: str, _: Reader) -> Response:
     """Show an instance and its slots."""
@@ -116,7 +120,7 @@ def get_instance(request: Request, instance: str, _: Reader) -> Response:
 # ---------------------------------------------------------------- instances
 
 
-@router.post("/v1/instances:join", responses=PROTOCOL, openapi_extra=takes(JoinRequest))
+@workers.post("/v1/instances:join", responses={**answers(JoinedInstance), **PROTOCOL}, openapi_extra=takes(JoinRequest))
 async def join_instance(request: Request, _: Instance) -> Response:
     """Join, or join again under the same name."""
     body, state = await read_struct(request, JOIN), request.state
@@ -127,7 +131,11 @@ async def join_instance(request: Request, _: Instance) -> Response:
     return _answer(JoinedInstance(row.id, *how))
 
 
-@router.post("/v1/instances/{instance:name}:heartbeat", responses=PROTOCOL, openapi_extra=takes(HeartbeatRequest))
+@workers.post(
+    "/v1/instances/{instance:name}:heartbeat",
+    responses={**answers(WantedJobs), **PROTOCOL},
+    openapi_extra=takes(HeartbeatRequest),
+)
 async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
     """Keep the lease; answers the jobs to run slots for, at once when that differs from `known`."""
     body, state = await read_struct(request, HEARTBEAT), request.state
@@ -148,7 +156,7 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
         await state.hub.wait([JOBS], seen, left)
 
 
-@router.post(
+@workers.post(
     "/v1/instances/{instance:name}:leave", status_code=204, responses=PROTOCOL, openapi_extra=takes(LeaveRequest)
 )
 async def leave_instance(request: Request, instance: str, _: Instance) -> Response:
@@ -160,7 +168,7 @@ async def leave_instance(request: Request, instance: str, _: Instance) -> Respon
     return Response(status_code=204)
 
 
-@router.post(
+@workers.post(
     "/v1/instances/{instance:name}:lost-executors",
     status_code=204,
     responses=PROTOCOL,
@@ -177,7 +185,11 @@ async def lose_executors(request: Request, instance: str, _: Instance) -> Respon
 # ---------------------------------------------------------------- slots
 
 
-@router.post("/v1/instances/{instance:name}/slots", responses=PROTOCOL, openapi_extra=takes(SlotRequest))
+@workers.post(
+    "/v1/instances/{instance:name}/slots",
+    responses={**answers(JoinedSlot), **PROTOCOL},
+    openapi_extra=takes(SlotRequest),
+)
 async def join_slot(request: Request, instance: str, _: Instance) -> Response:
     """Join as a slot of a job; the one before with the same index is fenced."""
     body, state = await read_struct(request, SLOT_JOIN), request.state
@@ -197,7 +209,7 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
     return _answer(msgspec.structs.replace(found, redis_url=settings.redis_url, max_busy_ms=settings.max_busy_ms))
 
 
-@router.post(SLOT + ":poll", responses=PROTOCOL, openapi_extra=takes(PollRequest))
+@workers.post(SLOT + ":poll", responses={**answers(PollAnswer), **PROTOCOL}, openapi_extra=takes(PollRequest))
 async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Ask what to do: answers at once when there is work or the owned tasks differ, else when that changes."""
     body, state = await read_struct(request, POLL), request.state
@@ -226,7 +238,7 @@ async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> 
         await state.hub.wait(found.topics, seen, left if again_ms is None else min(left, again_ms / 1000))
 
 
-@router.get(SLOT + "/chunks", responses=PROTOCOL)
+@workers.get(SLOT + "/chunks", responses={**answers(ChunkRange), **PROTOCOL})
 def find_chunks(
     request: Request,
     instance: str,
@@ -242,7 +254,7 @@ def find_chunks(
     return _answer(request.state.catalog.read(_find_chunks, instance, slot, *which))
 
 
-@router.post(SLOT + "/segments", responses=PROTOCOL, openapi_extra=takes(SegmentsRequest))
+@workers.post(SLOT + "/segments", responses={**answers(Paths), **PROTOCOL}, openapi_extra=takes(SegmentsRequest))
 async def register_segments(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Announce segments that the slot is going to write; answers their paths."""
     body = await read_struct(request, SEGMENTS)
@@ -251,7 +263,7 @@ async def register_segments(request: Request, instance: str, slot: str, _: Insta
     return _answer(Paths(paths))
 
 
-@router.post(SLOT + ":commit", responses=PROTOCOL, openapi_extra=takes(CommitRequest))
+@workers.post(SLOT + ":commit", responses={**answers(Verdicts), **PROTOCOL}, openapi_extra=takes(CommitRequest))
 async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Commit what tasks did; each commit is accepted or refused alone."""
     body = await read_struct(request, COMMIT)
@@ -261,7 +273,7 @@ async def commit_tasks(request: Request, instance: str, slot: str, _: Instance) 
     return _answer(Verdicts(verdicts))
 
 
-@router.post(SLOT + ":fail", status_code=204, responses=PROTOCOL, openapi_extra=takes(FailRequest))
+@workers.post(SLOT + ":fail", status_code=204, responses=PROTOCOL, openapi_extra=takes(FailRequest))
 async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Fail the job of a task that can not go on."""
     body = await read_struct(request, FAIL)
@@ -271,7 +283,7 @@ async def fail_task(request: Request, instance: str, slot: str, _: Instance) -> 
     return Response(status_code=204)
 
 
-@router.post(SLOT + ":live-stores", responses=PROTOCOL, openapi_extra=takes(StoresRequest))
+@workers.post(SLOT + ":live-stores", responses={**answers(LiveStores), **PROTOCOL}, openapi_extra=takes(StoresRequest))
 async def find_live_stores(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Say which of the stores whose replicas a slot has found on its disk are still there."""
     body = await read_struct(request, STORES)
@@ -279,7 +291,7 @@ async def find_live_stores(request: Request, instance: str, slot: str, _: Instan
     return _answer(LiveStores(found))
 
 
-@router.post(SLOT + ":leave", status_code=204, responses=PROTOCOL)
+@workers.post(SLOT + ":leave", status_code=204, responses=PROTOCOL)
 def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Leave; the tasks of the slot are free at once."""
     request.state.catalog.write(coordinator.leave_slot, slot, instance_id=instance)

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import answer, read_json
+from service.api.bodies import LOCATION, answer, read_json
 from service.api.document import router_of, takes
 from service.api.job_creation import CreatedJobView
 from service.api.job_views import job_view
@@ -42,7 +42,7 @@ class CopyRequest(Spec):
 @router.post(
     "/v1/jobs/{job:name}:copy",
     status_code=201,
-    responses={201: {"model": CreatedJobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
+    responses={201: {"model": CreatedJobView, "headers": LOCATION}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
     openapi_extra=takes(CopyRequest, {"name": "visits_trial", "sink": "visits-trial", "start_paused": True}),
 )
 async def copy_job(request: Request, job: str, caller: Writer) -> Response:

@@ -13,11 +13,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import answer, read_json
-from service.api.document import router_of, takes
+from service.api.bodies import LOCATION, answer, read_json
+from service.api.document import name_union, router_of, takes
 from service.api.job_views import JobView, job_view
 from service.api.job_waiting import Waiting, WaitingForStop, settled_job, until_settled
 from service.api.start_records import first_records
+from service.api.topology_views import TopologyView
 from service.auth import Reader, Writer
 from service.catalog import job_creation, streams
 from service.catalog.job_creation import UNREADABLE
@@ -25,12 +26,23 @@ from service.catalog.shared_sinks import shared_sinks
 from service.catalog.start_positions import FirstRecords
 from service.problems import ProblemError, ProblemItemView, declared
 from service.streams.errors import InvalidSpec, Problem
+from service.streams.operators import AnyOperator
+from service.streams.operators.distinct import DistinctWindow
+from service.streams.operators.windows import WindowSpec
 from service.streams.topology import graph
 from service.streams.topology.complaints import errors_below, pointer
 from service.streams.topology.graph import Topology
-from service.streams.topology.spec import JobSpec
+from service.streams.topology.spec import JobSpec, Sink, Source
+from service.streams.topology.starts import Start
 
 router = router_of("jobs")
+
+name_union("Operator", AnyOperator, "An operator; `op` says which.")
+name_union("Window", WindowSpec, "A window; `type` says which.")
+name_union("DistinctWindow", DistinctWindow, "A window of `distinct`.")
+name_union("Source", Source, "The stream to read, or several.")
+name_union("Sink", Sink, "The stream that all results go to, or several, each with what goes there.")
+name_union("Start", Start, "Where to begin to read.")
 
 EXAMPLE = {
     "name": "unique_clicks",
@@ -46,8 +58,8 @@ EXAMPLE = {
 class CompiledView(BaseModel):
     """A specification with its defaults, and its topology."""
 
-    spec: dict[str, Any]
-    topology: dict[str, Any]
+    spec: JobSpec
+    topology: TopologyView
 
 
 class CreatedJobView(JobView):
@@ -84,8 +96,8 @@ async def validate_job(request: Request, _: Reader) -> Response:
     "/v1/jobs",
     status_code=201,
     responses={
-        200: {"model": JobView, "description": "An equal job was there already"},
-        201: {"model": CreatedJobView},
+        200: {"model": JobView, "description": "An equal job was there already", "headers": LOCATION},
+        201: {"model": CreatedJobView, "headers": LOCATION},
         **declared(400, 401, 403, 409, 413, 415, 422),
     },
     openapi_extra=takes(JobSpec, EXAMPLE),

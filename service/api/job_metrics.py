@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from service.api.bodies import answer
 from service.api.document import router_of
+from service.api.moments import Moment
 from service.auth import Reader
 from service.catalog import jobs, totals
 from service.catalog.engine import now_ms
@@ -63,17 +64,39 @@ class CountersView(BaseModel):
     operators: Annotated[dict[str, OperatorMetricsView], Field(description="The operators with state, by name.")]
 
 
+class FiguresView(BaseModel):
+    """Figures of some values; one that says nothing of them is left out."""
+
+    count: int | None = None
+    sum: int | None = None
+    min: int | None = None
+    max: int | None = None
+    last: int | None = None
+
+
+class TotalCountersView(BaseModel):
+    """The counters of the job's commits; one that counted nothing is left out."""
+
+    records_in: int | None = None
+    repartitioned_in: int | None = None
+    records_out: int | None = None
+    dropped: dict[str, dict[str, int]] | None = None
+    advances: dict[str, int] | None = None
+    batch_us: FiguresView | None = None
+    operators: dict[str, dict[str, int | FiguresView]] | None = None
+
+
 class JobMetricsView(CountersView):
     """The same of a job and, by name, of each of its tasks. Of several tasks, sums and current values are added up,
     least and highest ones are those of any task, averages are over all. Rates are per second since the job was made.
     """
 
-    since: Annotated[str, Field(description="When the job was made.")]
+    since: Annotated[Moment, Field(description="When the job was made.")]
     records_in_rate: float
     records_out_rate: float
     lag: Annotated[int, Field(description="As task_lag_records.")]
     tasks: dict[str, CountersView]
-    counters: Annotated[dict[str, Any], Field(description="The counters of the job's commits, as they are.")]
+    counters: Annotated[TotalCountersView, Field(description="The counters of the job's commits, as they are.")]
 
 
 class _Job(NamedTuple):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import coordinator
-from service.api.bodies import read_json
+from service.api.bodies import read_json, with_tag
 from service.api.document import router_of, takes
 from service.api.job_views import JobView, find_job_view, tagged_job
 from service.api.start_records import first_records
@@ -26,7 +26,7 @@ router = router_of("jobs")
 
 @router.post(
     "/v1/jobs/{job:name}:reset",
-    responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
+    responses={200: with_tag(JobView), **declared(400, 401, 403, 404, 409, 413, 415, 422)},
     openapi_extra=takes(ResetRequest, {"start": {"offsets": {"0": 4711}}}, is_required=False),
 )
 async def reset_job(request: Request, job: str, caller: Writer) -> Response:

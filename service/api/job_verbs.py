@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import coordinator
-from service.api.bodies import read_model
+from service.api.bodies import read_model, with_tag
 from service.api.document import router_of, takes
 from service.api.job_views import JobView, find_job_view, tagged_job
 from service.api.job_waiting import Waiting, settled_job
@@ -24,7 +24,7 @@ from service.problems import declared
 
 router = router_of("jobs")
 
-VERB: dict[str, Any] = {"responses": {200: {"model": JobView}, **declared(401, 403, 404, 409, 422)}}
+VERB: dict[str, Any] = {"responses": {200: with_tag(JobView), **declared(401, 403, 404, 409, 422)}}
 
 
 class SkipRequest(BaseModel, extra="forbid"):
@@ -67,7 +67,7 @@ async def flush_job(request: Request, job: str, caller: Writer, waiting: Annotat
 
 @router.post(
     "/v1/jobs/{job:name}:skip",
-    responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 413, 415, 422)},
+    responses={200: with_tag(JobView), **declared(400, 401, 403, 404, 409, 413, 415, 422)},
     openapi_extra=takes(SkipRequest, {"partition": 0, "offset": 4711}),
 )
 async def skip_record(request: Request, job: str, caller: Admin) -> Response:

@@ -19,13 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import coordinator
-from service.api.bodies import UNCHANGED, answer, expected_etag, read_json, tagged
+from service.api.bodies import ETAG, UNCHANGED, answer, expected_etag, read_json, tagged, with_tag
 from service.api.document import router_of, takes
 from service.api.job_creation import EXAMPLE, CreatedJobView
 from service.api.job_views import find_job_view, require_tag, tagged_job
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import MAX_ROW_ID, Cursor, Limit, PageView, first_row
+from service.api.moments import Moment
 from service.api.start_records import first_records
+from service.api.topology_views import TopologyView
 from service.auth import Reader, Writer
 from service.catalog import job_changes, job_creation, job_states, job_versions, jobs
 from service.catalog.job_changes import BufferBound
@@ -124,7 +126,7 @@ class JobVersionView(BaseModel):
 
     version: int
     is_present: bool
-    at: str
+    at: Moment
     who: str
     kind: Annotated[job_versions.Kind, Field(description="What made it.")]
     reason: str
@@ -135,16 +137,17 @@ class JobVersionView(BaseModel):
 class JobVersionSpecView(JobVersionView):
     """A version of a job with its specification and topology."""
 
-    spec: dict[str, Any]
-    topology: dict[str, Any]
+    spec: JobSpec
+    topology: TopologyView
 
 
 CHANGED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": CreatedJobView | ChangeVerdictView,
-        "description": "It is that version; or what it would mean (`dry_run`)",
+        "description": "It is that version; or what it would mean (`dry_run`), without an ETag",
+        "headers": {"ETag": {**ETAG["ETag"], "required": False}},
     },
-    202: {"model": CreatedJobView, "description": "It becomes that version as soon as what is on its way is read"},
+    202: {**with_tag(CreatedJobView), "description": "It becomes that version as soon as what is on its way is read"},
     **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428),
 }
 IfMatch = Annotated[str | None, Header(alias="If-Match", description="The ETag of what is changed.")]
@@ -198,7 +201,7 @@ def list_job_versions(request: Request, job: str, _: Reader, limit: Limit = 100,
 
 @router.get(
     "/v1/jobs/{job:name}/versions/{version}",
-    responses={200: {"model": JobVersionSpecView}, **UNCHANGED, **declared(401, 403, 404, 422)},
+    responses={200: with_tag(JobVersionSpecView), **UNCHANGED, **declared(401, 403, 404, 422)},
 )
 def get_job_version(
     request: Request, job: str, version: Annotated[int, Path(ge=1, le=MAX_ROW_ID)], _: Reader

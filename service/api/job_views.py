@@ -11,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.bodies import tagged
+from service.api.moments import Moment
 from service.catalog import jobs
 from service.catalog.tables import JobRow
 from service.streams.errors import StaleTag
+from service.streams.topology.spec import JobSpec
 
 JobState = Literal["starting", "running", "rebalancing", "changing", "paused", "draining", "stopped", "failed"]
 
@@ -36,6 +38,21 @@ class JobChangeView(BaseModel):
     reason: str
 
 
+class JobErrorView(BaseModel):
+    """Why a job failed, and at which record; of a full buffer, how full it is."""
+
+    code: str
+    detail: str
+    operator: str | None = None
+    stream: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    records: int | None = None
+    max_records: int | None = None
+    bytes: int | None = None
+    max_bytes: int | None = None
+
+
 class JobView(BaseModel):
     """A job as it stands, from one snapshot of the catalog."""
 
@@ -43,11 +60,11 @@ class JobView(BaseModel):
     name: str
     state: JobState
     reason: str
-    spec: dict[str, Any]
+    spec: JobSpec
     positions: list[JobPositionView]
     caught_up: Annotated[bool, Field(description="Every position is at its end, and every replica has applied it.")]
     stream_time: int | None
-    error: dict[str, Any] | None
+    error: JobErrorView | None
     generation: int
     is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
     is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
@@ -57,7 +74,7 @@ class JobView(BaseModel):
     change: Annotated[
         JobChangeView | None, Field(description="A change that waits until the job is quiet, or was given up last.")
     ]
-    created_at: str
+    created_at: Moment
 
 
 def find_job_view(s: Session, name: str) -> dict[str, Any]:

@@ -14,16 +14,28 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from service import coordinator
-from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json
+from service.api.bodies import UNCHANGED, accepts, answer, expected_etag, page, read_json, with_tag
 from service.api.document import router_of, takes
-from service.api.job_views import JobPositionView, JobState, JobView, find_job_view, job_view, require_tag, tagged_job
+from service.api.job_views import (
+    JobErrorView,
+    JobPositionView,
+    JobState,
+    JobView,
+    find_job_view,
+    job_view,
+    require_tag,
+    tagged_job,
+)
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
+from service.api.moments import Moment
 from service.api.topology_pictures import picture
+from service.api.topology_views import TopologyView
 from service.auth import Reader, Writer
 from service.catalog import job_states, jobs
 from service.catalog.tables import JobTransitionRow
 from service.problems import declared
+from service.protocol import AdvanceReason
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.operators.fields import JOB_NAME
 from service.streams.topology import graph
@@ -31,11 +43,27 @@ from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
+from service.streams.topology.starts import Start
 
 router = router_of("jobs")
 
 SVG = "image/svg+xml"
 STYLE_ALONE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}  # of a picture on its own
+
+
+class ReplayProgressView(BaseModel):
+    """How far a task replays dropped records."""
+
+    position: int
+    end: int
+
+
+class AdvancedView(BaseModel):
+    """How stream time was moved without a record."""
+
+    to: int | None
+    reason: AdvanceReason
+    at_ms: int
 
 
 class JobTaskView(BaseModel):
@@ -51,9 +79,9 @@ class JobTaskView(BaseModel):
     is_closed: Annotated[bool, Field(description="Nothing is open in its stores, as its last commit found.")]
     is_flushing: bool
     replay: Annotated[
-        dict[str, int] | None, Field(description="How far it replays dropped records: `position`, `end`.")
+        ReplayProgressView | None, Field(description="How far it replays dropped records; null: it does not.")
     ]
-    advanced: Annotated[dict[str, Any] | None, Field(description="The last time that closing moved stream time.")]
+    advanced: Annotated[AdvancedView | None, Field(description="The last time that closing moved stream time.")]
     positions: list[JobPositionView]
 
 
@@ -71,22 +99,42 @@ class DroppedView(PageView[DroppedCountView]):
     stream: Annotated[str | None, Field(description="Where the records are; null: the job does not keep them.")]
 
 
+class TransitionDetailsView(JobChange):
+    """What was asked for, as the kind of the change has it: of `spec`, what of the specification."""
+
+    version: int | None = None
+    renames: dict[str, str] | None = None
+    restart: list[str] | None = None
+    start: Start | None = None
+    stream_time: int | None = None
+    job: str | None = None
+    stream: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    operator: str | None = None
+    reason: list[str] | None = None
+    from_timestamp: int | None = None
+    to_timestamp: int | None = None
+
+
 class TransitionView(BaseModel):
     """A change of a job: of its state, or one that leaves the state as it is."""
 
-    at: str
+    at: Moment
     from_state: str | None
     to_state: str
     reason: str
     who: str
-    error: dict[str, Any] | None
+    error: JobErrorView | None
     kind: Annotated[
         job_states.Kind,
         Field(
             description="Of its state, specification, version; a reset, of all or of time; a flush, replay, skip, copy."
         ),
     ]
-    details: Annotated[dict[str, Any] | None, Field(description="What was asked for, of kinds but state and flush.")]
+    details: Annotated[
+        TransitionDetailsView | None, Field(description="What was asked for, of kinds but state and flush.")
+    ]
 
 
 @router.get("/v1/jobs", responses={200: {"model": PageView[JobView]}, **declared(401, 403, 422)})
@@ -102,7 +150,7 @@ def list_jobs(
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor, state), limit=limit))
 
 
-@router.get("/v1/jobs/{job:name}", responses={200: {"model": JobView}, **UNCHANGED, **declared(401, 403, 404, 422)})
+@router.get("/v1/jobs/{job:name}", responses={200: with_tag(JobView), **UNCHANGED, **declared(401, 403, 404, 422)})
 async def get_job(
     request: Request,
     job: str,
@@ -115,7 +163,7 @@ async def get_job(
 
 @router.patch(
     "/v1/jobs/{job:name}",
-    responses={200: {"model": JobView}, **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428)},
+    responses={200: with_tag(JobView), **declared(400, 401, 403, 404, 409, 412, 413, 415, 422, 428)},
     openapi_extra=takes(JobChange, {"buffers": {"final": {"max_records": 1_000_000}}}),
 )
 async def change_job(
@@ -140,7 +188,8 @@ async def change_job(
     "/v1/jobs/{job:name}/topology",
     responses={
         200: {
-            "content": {"application/json": {}, "text/plain": {}, SVG: {}},
+            "model": TopologyView,
+            "content": {"text/plain": {"schema": {"type": "string"}}, SVG: {"schema": {"type": "string"}}},
             "description": "As JSON, as describe() text, or as a picture",
         },
         **declared(401, 403, 404, 406),

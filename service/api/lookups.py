@@ -74,6 +74,16 @@ _LOOKUP: dict[str, Any] = {
             "description": "A page; or, by `Accept`, all entries: one a line, or an Arrow stream with the columns key, "
             "window_start, window_end, value, timestamp, closes_at, is_final. Then `as_of` is in the header "
             f"`{AS_OF_HEADER}` and, where there is a `limit`, the cursor of the next page in `{NEXT_HEADER}`",
+            "headers": {
+                AS_OF_HEADER: {
+                    "description": "Of exports: `as_of` of a page, as JSON.",
+                    "schema": {"type": "string"},
+                },
+                NEXT_HEADER: {
+                    "description": "Of exports with a `limit`: the cursor of the next page; absent at the end.",
+                    "schema": {"type": "string"},
+                },
+            },
             "content": {
                 NDJSON: {"schema": {"type": "string"}},
                 ARROW: {"schema": {"type": "string", "format": "binary"}},

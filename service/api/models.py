@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from fastapi import Query
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from service.api.bodies import storable
 from service.positions import RowCursor, opaque, row_cursor_of
@@ -43,9 +44,14 @@ class WindowView(BaseModel):
     end: int
 
 
+def _describe_page(schema: JsonDict) -> None:
+    schema.setdefault("description", "One page of a list.")
+
+
 class PageView(BaseModel, Generic[Item]):
     """One page of a list."""
 
+    model_config = ConfigDict(json_schema_extra=_describe_page)
     items: list[Item]
     next: Annotated[str | None, Field(description="The cursor of the next page; null at the end.")]
 

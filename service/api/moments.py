@@ -1,6 +1,11 @@
 """Moments of the catalog (epoch ms) as people read them."""
 
 from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field
+
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})]  # RFC 3339
 
 
 def moment(ms: int) -> str:

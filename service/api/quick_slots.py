@@ -25,7 +25,7 @@ from service.streams.errors import StreamError
 _PATH: Final = re.compile(r"/v1/instances/([A-Za-z0-9_-]+)/slots/([A-Za-z0-9_-]+)(:poll|:commit|/segments)")
 _ROUTES: Final[Mapping[str, APIRoute]] = {
     route.path_format.rpartition("}")[2]: route
-    for route in instances.router.routes
+    for route in instances.workers.routes
     if isinstance(route, APIRoute)
     and route.endpoint in {instances.poll_slot, instances.commit_tasks, instances.register_segments}
 }

@@ -79,6 +79,13 @@ class _Begin:
             "description": "A page; as Arrow with the columns partition, offset, key, value, timestamp, window_start, "
             f"window_end, headers; the cursor of what comes next in the header `{NEXT_HEADER}`, and in "
             f"`{AT_END_HEADER}` whether there was nothing beyond (true, false)",
+            "headers": {
+                NEXT_HEADER: {"description": "Of Arrow: the cursor of what comes next.", "schema": {"type": "string"}},
+                AT_END_HEADER: {
+                    "description": "Of Arrow: whether there was nothing beyond.",
+                    "schema": {"type": "boolean"},
+                },
+            },
             "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
         },
         **declared(401, 403, 404, 406, 410, 414, 422, 503),

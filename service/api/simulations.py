@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from service.api.bodies import json_bytes
 from service.api.document import router_of, takes
+from service.api.models import WindowView
 from service.auth import MAY, Reader
 from service.problems import ProblemError, Refusal, declared
 from service.simulate import BareSimulateRequest, SimulateRequest
@@ -20,12 +21,38 @@ router = router_of("jobs")
 SMALL_SIMULATION_BYTES = 256 << 10  # what a reader may ask for
 
 
+class SimulatedEntryView(BaseModel):
+    """An entry of a store."""
+
+    key: str | None
+    window: WindowView | None
+    value: Any
+    timestamp: int
+
+
+class SimulatedOutputView(SimulatedEntryView):
+    """A record that comes out, with the sink and the partition that it goes to."""
+
+    stream: str
+    partition: int
+
+
+class SimulatedDropView(BaseModel):
+    """A record that an operator dropped."""
+
+    operator: str
+    reason: str
+    key: str | None
+    timestamp: int | None
+    error: str | None = None
+
+
 class SimulationView(BaseModel):
     """Outputs in the order in which operators forwarded them, entries of stores, dropped records."""
 
-    outputs: list[dict[str, Any]]
-    stores: dict[str, list[dict[str, Any]]]
-    dropped: list[dict[str, Any]]
+    outputs: list[SimulatedOutputView]
+    stores: dict[str, list[SimulatedEntryView]]
+    dropped: list[SimulatedDropView]
     stream_time: dict[str, int]
 
 

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import UNCHANGED, answer, page, tagged
+from service.api.bodies import UNCHANGED, answer, page, tagged, with_tag
 from service.api.document import router_of
 from service.api.lookup_answers import opaque_position
 from service.api.lookup_requests import NAME, KeyEncoding, StoreName, decoded_key, query_bytes
@@ -88,7 +88,7 @@ async def list_stores(request: Request, _: Reader, limit: Limit = 100, cursor: P
 
 
 @router.get(
-    "/v1/stores/{store:name}", responses={200: {"model": StoreView}, **UNCHANGED, **declared(401, 403, 404, 422)}
+    "/v1/stores/{store:name}", responses={200: with_tag(StoreView), **UNCHANGED, **declared(401, 403, 404, 422)}
 )
 async def get_store(request: Request, store: StoreName, _: Reader) -> Response:
     """Show a store: its type, how much is in it, how far its replicas are."""

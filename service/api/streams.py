@@ -13,10 +13,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import answer, expected_etag, page, read_model
+from service.api.bodies import ETAG, LOCATION, answer, expected_etag, page, read_model, with_tag
 from service.api.document import router_of, takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, PageView, require_name
+from service.api.moments import Moment
 from service.auth import Reader, Writer
 from service.catalog import streams
 from service.catalog.tables import PartitionRow, StreamRow
@@ -104,7 +105,7 @@ class StreamView(BaseModel):
     max_future_ms: int
     retention_overrides_jobs: bool
     custom_partitioning: bool
-    created_at: str
+    created_at: Moment
 
 
 def stream_name(stream: Annotated[str, Path(description="The stream's name.")]) -> str:
@@ -121,8 +122,8 @@ NamedStream = Annotated[str, Depends(stream_name)]
     "/v1/streams",
     status_code=201,
     responses={
-        200: {"model": StreamView, "description": "An equal stream was there before"},
-        201: {"model": StreamView},
+        200: with_tag(StreamView, description="An equal stream was there before"),
+        201: with_tag(StreamView, headers={**ETAG, **LOCATION}),
         **declared(400, 401, 403, 409, 413, 415, 422),
     },
     openapi_extra=takes(StreamRequest, EXAMPLE),
@@ -141,7 +142,7 @@ def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCu
     return answer(page(request.state.catalog.read(_views, limit + 1, cursor), limit=limit))
 
 
-@router.get("/v1/streams/{stream:name}", responses={200: {"model": StreamView}, **declared(401, 403, 404)})
+@router.get("/v1/streams/{stream:name}", responses={200: with_tag(StreamView), **declared(401, 403, 404)})
 def get_stream(request: Request, stream: NamedStream, _: Reader) -> Response:
     """Read a stream's settings and how much is in it."""
     return _answer_stream(*request.state.catalog.read(_found, stream))
@@ -149,7 +150,7 @@ def get_stream(request: Request, stream: NamedStream, _: Reader) -> Response:
 
 @router.patch(
     "/v1/streams/{stream:name}",
-    responses={200: {"model": StreamView}, **declared(400, 401, 403, 404, 412, 413, 415, 422, 428)},
+    responses={200: with_tag(StreamView), **declared(400, 401, 403, 404, 412, 413, 415, 422, 428)},
     openapi_extra=takes(StreamChange, {"retention_ms": 604_800_000}),
 )
 async def update_stream(

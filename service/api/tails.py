@@ -36,24 +36,26 @@ EVENTS: Final = "text/event-stream"
 EVENT: Final = {  # of Server-Sent Events, as OpenAPI 3.2 describes one (4.14.4)
     "type": "object",
     "properties": {
-        "data": {"type": "string"},
-        "event": {"type": "string"},
-        "id": {"type": "string"},
-        "retry": {"type": "integer", "minimum": 0},
+        "data": {"type": "string", "description": "A record as JSON, or why a tail ends."},
+        "event": {"type": "string", "description": "`overrun` or `error`; absent: a record."},
+        "id": {"type": "string", "description": "The cursor behind the record."},
+        "retry": {"type": "integer", "minimum": 0, "description": "After how long to come back, ms."},
     },
 }
+EVENT_EXAMPLE: Final = {"id": "eyJzIjoiY2xpY2tzIn0", "data": '{"partition":0,"offset":41,"key":"u1","value":{"n":3}}'}
 MAX_FOLLOW_MS: Final = 86_400_000
 FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or the position of a post"
 
 
 @router.get(
     "/v1/streams/{stream:name}/tail",
+    response_class=Response,  # what it is of is said below
     responses={
         200: {
             "description": "Events: `data` is a record as pages show it, `id` the cursor behind it. A heartbeat, a "
             "comment with an `id`, where nothing comes for 15 s. `event: overrun` ends a tail that is too slow, says "
             "where to go on; `event: error` ends one that can not go on, and says why.",
-            "content": {EVENTS: {"schema": EVENT}},
+            "content": {EVENTS: {"schema": EVENT, "example": EVENT_EXAMPLE}},
         },
         **declared(401, 403, 404, 410, 414, 422, 503),
     },
@@ -74,7 +76,12 @@ async def tail_stream(
         int | None, Query(ge=0, le=MAX_FOLLOW_MS, description="How long to follow; for ever when absent.")
     ] = None,
     last_event_id: Annotated[
-        str | None, Header(max_length=MAX_CURSOR, description="The last `id` that was seen; it counts before `from`.")
+        str | None,
+        Header(
+            alias="Last-Event-ID",
+            max_length=MAX_CURSOR,
+            description="The last `id` that was seen; it counts before `from`.",
+        ),
     ] = None,
 ) -> Response:
     """Follow a stream: each record once, in order within its partition, also those that come from now on.

@@ -8,9 +8,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.bodies import answer, read_model
+from service.api.bodies import LOCATION, answer, read_model
 from service.api.document import router_of, takes
 from service.api.models import Cursor, Limit, PageView, short_page
+from service.api.moments import Moment
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -37,8 +38,8 @@ class TokenView(BaseModel):
     id: str
     name: str
     role: str
-    created_at: str
-    revoked_at: str | None
+    created_at: Moment
+    revoked_at: Moment | None
 
 
 class NewTokenView(TokenView):
@@ -50,7 +51,7 @@ class NewTokenView(TokenView):
 @router.post(
     "/v1/tokens",
     status_code=201,
-    responses={201: {"model": NewTokenView}, **declared(400, 401, 403, 413, 415, 422)},
+    responses={201: {"model": NewTokenView, "headers": LOCATION}, **declared(400, 401, 403, 413, 415, 422)},
     openapi_extra=takes(TokenRequest, {"role": "writer", "name": "shop-frontend"}),
 )
 async def create_token(request: Request, _: Admin) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -16,24 +17,37 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     JsonValue,
     ModelWrapValidatorHandler,
     PrivateAttr,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from service.streams.errors import InvalidRecords, Problem
 from service.streams.inputs import Part
-from service.streams.operators.fields import MAX_INT64
+from service.streams.operators.fields import JOB_NAME, MAX_INT64
 from service.streams.records import RECORD_SCHEMA
 from service.streams.topology import graph
 from service.streams.topology.complaints import errors_below
 from service.streams.topology.graph import Topology
-from service.streams.topology.spec import JobSpec
+from service.streams.topology.spec import JobSpec, Sink, Source
 
 MAX_RECORDS: Final = 100_000
 MAX_PARTITIONS: Final = 256
 _DEFAULTS = {"name": "x", "source": "in", "sink": "out"}
+
+
+@dataclass(frozen=True)
+class _ShapeOf:
+    """Has the JSON schema say that a value has the shape of a model, which is looked at later."""
+
+    model: type[BaseModel]
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(self.model.__pydantic_core_schema__)
 
 
 class SimulatedRecord(BaseModel):
@@ -48,12 +62,20 @@ class SimulatedRecord(BaseModel):
     timestamp: Annotated[int, Field(ge=0, le=MAX_INT64)]
 
 
+class SimulatedJob(JobSpec):
+    """A job as a simulation takes it: nothing but its operators has to be there."""
+
+    name: Annotated[str, Field(pattern=JOB_NAME, description="The name that messages are to have.")] = "x"
+    source: Annotated[Source, Field(description="The streams that the records are of.")] = "in"
+    sink: Annotated[Sink | None, Field(description="Where results would go; null: nowhere.")] = "out"
+
+
 class SimulateRequest(BaseModel):
     """The body: a job whose `name`, `source` and `sink` may be left out, and what to feed it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    job: dict[str, Any]
+    job: Annotated[dict[str, Any], _ShapeOf(SimulatedJob)]
     records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
     batch_records: Annotated[int, Field(ge=1)] | None = None
     advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
@@ -76,12 +98,10 @@ class SimulateRequest(BaseModel):
         return self._job_at
 
 
-class BareSimulateRequest(BaseModel):
+class BareSimulateRequest(SimulatedJob):
     """The same with the members of the job in the place of `job`."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"not": {"required": ["job"]}})
-
-    records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS)] = []
+    records: Annotated[list[SimulatedRecord], Field(max_length=MAX_RECORDS, default_factory=list)]
     batch_records: Annotated[int, Field(ge=1)] | None = None
     advance_to: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
 

@@ -106,7 +106,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """One published record batch: where its bytes lie, and the offsets [first_offset, end_offset) that it stands for.
 
     `index` is its place among the chunks of its segment; (`segment`, `index`) names it for ever. A dense chunk has a
-    record at each offset; a sparse one has fewer, and `service.storage.segments.offsets_of` says which.
+    record at each offset; a sparse one has fewer, and a column of its batch says which.
     """
 
     path: str

@@ -107,6 +107,7 @@ def test_health_and_the_document_are_open(service: Serving) -> None:
     assert nobody.get("/healthz").json() == {"status": "ok"}
     assert nobody.get("/readyz").status_code == 503
     assert nobody.get("/openapi.json").json()["info"]["title"] == "Millrace"
+    assert nobody.get("/openapi-worker.json").json()["info"]["title"] == "Millrace: the protocol of workers"
     assert nobody.get("/docs").headers["Content-Type"].startswith("text/html")
 
 

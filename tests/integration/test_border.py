@@ -282,7 +282,8 @@ def test_no_route_takes_a_parameter_that_it_does_not_have(service: Serving) -> N
     """Every operation, with the key of an admin; without one it is not said what there is."""
     admin, nobody = service.client("admin"), service.client(None)
     count = 0
-    for path, item in admin.get("/openapi.json").json()["paths"].items():
+    documents = [admin.get(path).json() for path in ("/openapi.json", "/openapi-worker.json")]
+    for path, item in (documents[0]["paths"] | documents[1]["paths"]).items():
         for method, operation in item.items():
             place = re.sub(r"{\w+}", "a-b" if "/stores/" in path else "ab", path) + "?stat=running"
             answer = admin.request(method, place)

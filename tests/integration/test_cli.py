@@ -129,8 +129,9 @@ def test_the_document_is_written_and_checked(tmp_path: Path, monkeypatch: pytest
     assert "millrace openapi" in run("openapi", "--check", code=1)
     run("openapi")
     run("openapi", "--check")
-    cli.DOCUMENT.write_text("{}")
-    run("openapi", "--check", code=1)
+    for name in ("worker.json", "openapi.json"):
+        (tmp_path / "openapi" / name).write_text("{}")
+        assert name in run("openapi", "--check", code=1)
 
 
 def test_assignments_of_kafka_streams_are_read_and_written() -> None:

@@ -58,6 +58,7 @@ Part = tuple[pa.Array, pa.Array]  # store keys and values
 _ABSENT: Final = b""
 _PAST_ALL: Final = b"\xff" * 9  # behind all times
 _MISSED: Final = np.uint8(3)  # beside the verdicts of the kernel: the window begins before the store did
+DistinctWindow = Annotated[TumblingWindow | SessionWindow, Field(discriminator="type")]
 _ENTRIES = EntryCodec(["<i8"])  # the timestamp of a window's first record, of a session's last
 
 
@@ -66,7 +67,7 @@ class DistinctSpec(StatefulSpec):
     """`{"op": "distinct", "name", "window": tumbling or session}`"""
 
     op: Literal["distinct"]
-    window: Annotated[TumblingWindow | SessionWindow, Field(discriminator="type")]
+    window: DistinctWindow
 
     kind: ClassVar[str] = "distinct"
     measures: ClassVar[tuple[Measure, ...]] = (LATENESS, *WINDOW_DROPS)

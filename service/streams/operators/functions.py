@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.config import JsonDict
 
 from service.streams.errors import AggregateFailed, AggregateTooLarge, AggregatorFailed, IntegerOverflow
 from service.streams.kernels import fold
@@ -51,9 +52,25 @@ FunctionName = Literal["count", "sum", "min", "max", "mean", "first", "last", "c
 Int32s = npt.NDArray[np.int32]
 
 
+_IS_CUSTOM: Final[JsonDict] = {"properties": {"fn": {"const": "custom"}}}
+_IS_COUNT: Final[JsonDict] = {"properties": {"fn": {"const": "count"}}}
+
+
 class FunctionSpec(Spec):
     """`{"fn", "of"?}`, or `{"fn": "custom", "aggregator", "of"?}`"""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": _IS_CUSTOM,
+            "then": {"required": ["aggregator"], "properties": {"aggregator": {"type": "string"}}},
+            "else": {
+                "properties": {"aggregator": {"type": "null"}},
+                "if": _IS_COUNT,
+                "then": {"properties": {"of": {"type": "null"}}},
+                "else": {"required": ["of"], "properties": {"of": {"type": "string"}}},
+            },
+        }
+    )
     fn: FunctionName
     aggregator: Annotated[str | None, Field(validate_default=True)] = None
     of: Annotated[ExpressionText | None, Field(validate_default=True)] = None

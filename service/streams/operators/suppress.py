@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from service.streams.clock import CloseReason
 from service.streams.errors import Problem, SuppressionFull
@@ -81,6 +81,13 @@ _BUFFER: Final = "suppression_buffer"
 class SuppressSpec(StatefulSpec):
     """`{"op": "suppress", "name", "until": "window_closes" | "time_limit", "time_limit_ms"?, "buffer"}`"""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"until": {"const": "time_limit"}}},
+            "then": {"required": ["time_limit_ms"], "properties": {"time_limit_ms": {"type": "integer"}}},
+            "else": {"properties": {"time_limit_ms": {"type": "null"}}},
+        }
+    )
     op: Literal["suppress"]
     until: Literal["window_closes", "time_limit"]
     time_limit_ms: Annotated[Duration | None, Field(validate_default=True)] = None
