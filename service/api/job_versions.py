@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Header, Path, Query
@@ -44,6 +45,7 @@ from service.streams.topology import versions
 from service.streams.topology.complaints import pointer, validated
 from service.streams.topology.spec import MAX_OPERATORS, JobSpec
 from service.streams.topology.starts import Start
+from service.streams.topology.versions import LeftStore
 
 router = router_of("jobs")
 
@@ -217,6 +219,11 @@ class _Wanted(NamedTuple):
     reason: str
     renames: Mapping[str, str]
     restart: Sequence[str]
+    left: Mapping[str, LeftStore] = MappingProxyType({})
+
+    def compared(self, s: Session, job: JobRow, spec: JobSpec) -> versions.Comparison:
+        """What it means for a job. Raises InvalidSpec."""
+        return job_changes.compare(s, job, spec, renames=self.renames, restart=self.restart, left=self.left)
 
 
 Choose = Callable[[Session, JobRow], tuple[JobSpec, _Wanted]]
@@ -269,7 +276,8 @@ def _former(s: Session, job: JobRow, asked: RollbackRequest) -> tuple[JobSpec, _
     row = job_versions.get_version(s, job, asked.version)
     names = job_versions.former_names(s, job.id, asked.version, [store.operator for store in jobs.stores_of(s, job.id)])
     renames = {now: was for now, was in names.items() if now != was}
-    return JobSpec.parse(row.spec), _Wanted("rollback", f"rollback to version {asked.version}", renames, asked.restart)
+    left, reason = job_changes.left_stores(s, job, asked.version), f"rollback to version {asked.version}"
+    return JobSpec.parse(row.spec), _Wanted("rollback", reason, renames, asked.restart, left)
 
 
 def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str, Any], dict[str, str]]:
@@ -277,7 +285,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str,
     job = jobs.get_job(s, name)
     require_tag(job, tag)
     spec, wanted = choose(s, job)
-    found = job_changes.compare(s, job, spec, renames=wanted.renames, restart=wanted.restart)
+    found = wanted.compared(s, job, spec)
     tasks = s.scalars(select(TaskRow).where(TaskRow.job_id == job.id)).all()
     full = job_changes.too_full(jobs.stores_of(s, job.id), tasks, job_changes.bounds_of(found))
     problems = [*found.problems, *_over(spec, wanted, found, full)]
@@ -310,12 +318,13 @@ def _change(s: Session, name: str, tag: str, choose: Choose, who: str, records: 
         return find_job_view(s, name)
     if spec.parallelism != job.parallelism:
         job_states.require_changeable(job)
-    found = job_changes.compare(s, job, spec, renames=wanted.renames, restart=wanted.restart)
+    found = wanted.compared(s, job, spec)
     if found.problems:
         raise IncompatibleChange(found.problems)
     job_creation.require_user_sinks(s, spec)
     warnings = [asdict(each) for each in shared_sinks(s, spec, job)]
-    asked = job_changes.wanted(s, job, spec, found, who=who, records=records, **wanted._asdict())
+    how = {name: value for name, value in wanted._asdict().items() if name != "left"}
+    asked = job_changes.wanted(s, job, spec, found, who=who, records=records, **how)
     full = coordinator.change_version(s, job, asked)
     if full:
         raise IncompatibleChange(_over(spec, wanted, found, full))

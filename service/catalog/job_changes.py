@@ -28,7 +28,7 @@ from service.catalog.engine import now_ms
 from service.catalog.inputs import POSITION_BYTES, inputs_of_job, pack, unpack
 from service.catalog.job_creation import UNREADABLE, add_tasks, keep_dropped, relate, sink_stream, specified
 from service.catalog.job_states import CHANGING, WORKING, move, note_transition
-from service.catalog.job_versions import INHERITS, Kind, note_version
+from service.catalog.job_versions import INHERITS, LEFT, RETURNS, Kind, Standing, last_with_store, note_version, stood
 from service.catalog.jobs import is_flushing, is_replaying, stores_of, streams_of, task_rows
 from service.catalog.start_positions import FirstRecords, start_of
 from service.catalog.streams import (
@@ -58,7 +58,7 @@ from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import SubTopology, Topology
 from service.streams.topology.spec import JobSpec
 from service.streams.topology.starts import Start, StartTimestamp
-from service.streams.topology.versions import Version
+from service.streams.topology.versions import LeftStore, Version
 
 PENDING = "pending"
 BECOME_ANOTHER = "become another version"
@@ -100,9 +100,15 @@ class WantedChange(msgspec.Struct, frozen=True):
 
 
 def compare(
-    s: Session, job: JobRow, spec: JobSpec, *, renames: Mapping[str, str], restart: Sequence[str]
+    s: Session,
+    job: JobRow,
+    spec: JobSpec,
+    *,
+    renames: Mapping[str, str],
+    restart: Sequence[str],
+    left: Mapping[str, LeftStore] | None = None,
 ) -> versions.Comparison:
-    """What a specification would mean for a job. Raises InvalidSpec."""
+    """What a specification would mean for a job; `left`: removed stores that may come back. Raises InvalidSpec."""
     present = version_of(job)
     found = [find_stream(s, name) for name in sorted({*spec.sources, *present.spec.sources})]
     known = {stream.name: stream for stream in found if stream is not None}
@@ -110,7 +116,22 @@ def compare(
     if refused := [*_unfit_sources(spec, present.spec, known)]:
         raise InvalidSpec(refused)
     topology = graph.compile_again(spec, counts, present.spec, present.topology)
-    return versions.compare(present, Version(spec, topology), renames=renames, restart=restart)
+    return versions.compare(present, Version(spec, topology), renames=renames, restart=restart, left=left)
+
+
+def left_stores(s: Session, job: JobRow, at: int) -> dict[str, LeftStore]:
+    """The stores that no operator of a job has any more, by what their operators were called in version `at`: those
+    that a rollback to it may have back.
+    """
+    found = {}
+    for row in s.scalars(select(StoreRow).where(StoreRow.job_id == job.id, StoreRow.is_removed)).all():
+        last = last_with_store(s, job.id, row.name)
+        if last is None or last.version < at:
+            continue
+        then = stood(s, job.id, at, {row.id: Standing(last.version, row.operator)}).get(row.id)
+        if then is not None and then.version == at:
+            found[then.operator] = LeftStore(last.version, version_of(last), row.operator, row.sub_topology)
+    return found
 
 
 def _unfit_sources(spec: JobSpec, present: JobSpec, streams: Mapping[str, StreamRow]) -> Iterator[Problem]:
@@ -157,6 +178,7 @@ def wanted(
         "renames": dict(renames),
         "restart": list(restart),
         INHERITS: found.inherited,
+        RETURNS: found.returned,
     }
     return WantedChange(
         spec=spec.to_json(),
@@ -294,6 +316,7 @@ def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Want
     """
     old, new = Topology.from_json(job.topology), Topology.from_json(wanted.topology)
     require_own_names(s, job, new)
+    details = {**wanted.details, LEFT: _left_behind(job, tasks, wanted, old)}
     job.spec_version += 1
     has_several = bool(wanted.removed) or any(len(task.positions) > POSITION_BYTES for task in tasks)
     for column, value in specified(JobSpec.parse(wanted.spec), new, has_several=has_several).items():
@@ -303,12 +326,29 @@ def make_version(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Want
     left = _part_with_sources(s, job, tasks, wanted.removed)
     staying = _Rows(s, job, wanted, old, new).change(tasks)
     _add_sources(s, job, staying, new, wanted.starts)
-    note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=wanted.details)
+    note_version(s, job, wanted.kind, who=wanted.who, reason=wanted.reason, details=details)
     details = {"version": job.spec_version, "renames": wanted.renames, "restart": wanted.details.get("restart", [])}
     details |= {"removed_sources": left} if left else {}
     note_transition(s, job, job.state, job.state, wanted.reason, wanted.who, kind="version", details=details)
     s.flush()
     _hand_over(s, job, task_rows(s, job.id), wanted)
+
+
+def _left_behind(
+    job: JobRow, tasks: Iterable[TaskRow], wanted: WantedChange, old: Topology
+) -> dict[str, dict[str, int]]:
+    """Of operators whose stores go, by partition the version that a store is of, where that is not the present one: its
+    task has not taken it over, and never will.
+    """
+    inherited = set(wanted.details[INHERITS].values())
+    behind = [task for task in tasks if task.spec_version < job.spec_version]
+    found = {
+        store.operator: {str(task.partition): task.spec_version for task in behind if task.sub_topology == each.id}
+        for each in old.sub_topologies
+        for store in each.stores()
+        if store.operator not in inherited
+    }
+    return {operator: by_partition for operator, by_partition in found.items() if by_partition}
 
 
 def _part_with_sources(
@@ -372,6 +412,7 @@ class _Rows:
         stay = [(each.id, each.id) for each in old.sub_topologies] if wanted.tasks is None else wanted.tasks
         self._now = {was: now for now, was in stay}  # former sub-topology → the one that its tasks are of from now on
         self._inherits: Mapping[str, str] = wanted.details[INHERITS]
+        self._returns = {now: Standing(*was) for now, was in wanted.details.get(RETURNS, {}).items()}
         self._renames = wanted.renames
         self._names: list[tuple[StoreRow | StreamRow, str]] = []  # what is called otherwise from now on
 
@@ -475,7 +516,10 @@ class _Rows:
     def _change_stores(self) -> None:
         s, job = self._s, self._job
         present = {row.operator: row for row in stores_of(s, job.id)}
+        is_left = (StoreRow.job_id == job.id) & StoreRow.is_removed
+        left = {row.operator: row for row in s.scalars(select(StoreRow).where(is_left))}
         kept = {now: present[was] for now, was in self._inherits.items()}
+        kept |= {now: left[was.operator] for now, was in self._returns.items()}
         wanted = {store.operator: (store, each) for each in self._new.sub_topologies for store in each.stores()}
         taken = {store.name for store, _ in wanted.values()}
         self._part_with({row.id for row in kept.values()}, taken)
@@ -483,6 +527,7 @@ class _Rows:
             store, _ = wanted[operator]
             self._names += [(row, store.name), (s.get_one(StreamRow, row.changelog_stream_id), store.changelog)]
             row.operator, row.type, row.kind, row.spec = operator, store.type, store.kind, asdict(store)
+            row.is_removed = False
         self._rename()
         for operator, (store, each) in wanted.items():
             if operator not in kept:

@@ -43,8 +43,8 @@ class World:
         wait_until(lambda: self.position(name) == 1, 30, f"{name} runs")
         return name
 
-    def post(self, job: str, *keys: str) -> None:
-        records = [{"key": key, "timestamp": 1_000, "value": {}} for key in keys]
+    def post(self, job: str, *keys: str, at: int = 1_000) -> None:
+        records = [{"key": key, "timestamp": at, "value": {}} for key in keys]
         self.call("POST", f"/v1/streams/{job}-in/records", json={"records": records})
 
     def position(self, job: str) -> int:
@@ -56,6 +56,12 @@ class World:
         tag = self.http.get(f"/v1/jobs/{job}").headers["ETag"]
         assert self.call("PATCH", f"/v1/jobs/{job}", json=what, headers={"If-Match": tag})["state"] == "running"
         assert self.task(job)["epoch"] == epoch
+
+    def caught_up(self, job: str) -> Json:
+        """The job, once it has read and applied all."""
+        found: Json = self.call("GET", f"/v1/jobs/{job}?wait=caught_up&timeout_ms=30000")
+        assert found["caught_up"]
+        return found
 
     def verdict(self, job: str, body: Json, operator: str) -> Json:
         """What a change would mean for an operator."""
@@ -114,11 +120,31 @@ def test_a_dry_run_counts_the_windows_that_an_added_suppress_has_not_seen(world:
     windows = {**COUNT, "window": {"type": "tumbling", "size_ms": 100, "grace_ms": 0}}
     job = world.job(windows, commit_interval_ms=0)
     world.post(job, "b", "c")
-    found = world.call("GET", f"/v1/jobs/{job}?wait=caught_up&timeout_ms=30000")
-    assert found["caught_up"]
+    found = world.caught_up(job)
     final = {"op": "suppress", "name": "final", "until": "window_closes"}
     verdict = world.verdict(job, {**found["spec"], "operators": [windows, final]}, "final")
     assert (verdict["verdict"], verdict["open_windows"]) == ("empty", 3)
     assert f"of 3 window(s) open in '{job}-n' nothing comes out unless they change again" in verdict["detail"]
     anew = {**found["spec"], "operators": [windows, final], "restart": ["n"]}
     assert world.verdict(job, anew, "final").get("open_windows") is None
+
+
+def test_a_rollback_goes_on_with_what_a_removed_operator_had(world: World) -> None:
+    """What came meanwhile is not in it; what closes comes out once."""
+    windows = {**COUNT, "window": {"type": "tumbling", "size_ms": 100, "grace_ms": 0}, "emit": "on_window_close"}
+    job = world.job(windows, commit_interval_ms=0)
+    world.post(job, "a", "a")
+    spec = world.caught_up(job)["spec"]
+    world.post(job, "b", at=1_100)
+    world.caught_up(job)
+    nothing = {**spec, "operators": [{"op": "filter", "where": "false"}]}
+    for path, body in ((f"/v1/jobs/{job}", nothing), (f"/v1/jobs/{job}:rollback", {"version": 1})):
+        tag = world.http.get(f"/v1/jobs/{job}").headers["ETag"]
+        world.call("PUT" if body is nothing else "POST", path, json=body, headers={"If-Match": tag})
+        world.post(job, "a", "b", at=1_150)
+        world.caught_up(job)
+    world.post(job, "c", at=1_300)
+    world.caught_up(job)
+    page = world.call("GET", f"/v1/streams/{job}-out/records?partition=0&from_offset=0&limit=1000")
+    finals = [(each["key"], each["window"]["start"], each["value"]["n"]) for each in page["records"]]
+    assert finals == [("a", 1_000, 2), ("first", 1_000, 1), ("a", 1_100, 1), ("b", 1_100, 2)]

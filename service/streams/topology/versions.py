@@ -9,6 +9,7 @@ verdict     unchanged   nothing of it changes
             empty       a new store begins empty, at the task's stream time
             restarts    as asked for, the store begins anew, empty, at the task's stream time
             removed     the store stays until the job is reset or deleted, and nothing is written to it
+returns     a store that a former version had, and that was removed since, goes on as it was left
             refused     what is stored would mean something else
 """
 
@@ -30,7 +31,7 @@ from service.streams.topology.complaints import pointer
 from service.streams.topology.graph import Node, Topology, with_layouts
 from service.streams.topology.spec import JobSpec
 
-OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "refused"]
+OperatorVerdict = Literal["unchanged", "keeps", "empty", "restarts", "removed", "returns", "refused"]
 SinkVerdict = Literal["unchanged", "keeps", "added", "removed"]
 SourceVerdict = Literal["unchanged", "added", "removed"]
 
@@ -47,8 +48,19 @@ class Version:
 
     def handovers(self) -> dict[str, Handover]:
         """By store what the operators of a later version need to know of how it was filled."""
-        operators = {operator.name: operator for operator in self.spec.operators if isinstance(operator, StatefulSpec)}
+        operators = _stateful(self)
         return {store.name: operators[store.operator].handover() for store in self.topology.stores()}
+
+
+class LeftStore(NamedTuple):
+    """A store that no operator has any more: the number of the last version that had it, that version, the operator in
+    it, and the sub-topology of the present version whose tasks had it.
+    """
+
+    number: int
+    version: Version
+    operator: str
+    sub_topology: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +99,9 @@ class SourceChange:
 class Comparison:
     """A version beside the one before. `topology`: the new one, whose stores know what they have taken over;
     `tasks`: sub-topology → the former one whose tasks go on with it; `inherited`: operator → its former name, of stores
-    that go on; `conditions`: by former store name, what must be so
-    at the change; `unseen`: operator that waits for windows to close and begins empty → the former store that has those
-    windows; `problems`: what is refused, with pointers into the new specification.
+    that go on; `returned`: operator → version and operator whose removed store it has back; `conditions`: by former
+    store name, what must be so at the change; `unseen`: operator that waits for windows to close and begins empty → the
+    former store that has those windows; `problems`: what is refused, with pointers into the new specification.
     """
 
     topology: Topology
@@ -98,6 +110,7 @@ class Comparison:
     sources: list[SourceChange] = field(default_factory=list)
     tasks: dict[int, int] = field(default_factory=dict)
     inherited: dict[str, str] = field(default_factory=dict)
+    returned: dict[str, tuple[int, str]] = field(default_factory=dict)
     conditions: list[tuple[str, Condition]] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -108,10 +121,17 @@ class Comparison:
 
 
 def compare(
-    old: Version, new: Version, *, renames: Mapping[str, str] | None = None, restart: Collection[str] = ()
+    old: Version,
+    new: Version,
+    *,
+    renames: Mapping[str, str] | None = None,
+    restart: Collection[str] = (),
+    left: Mapping[str, LeftStore] | None = None,
 ) -> Comparison:
-    """What becomes of a job. `renames`: former name → name now; `restart`: which operators (by now) begin anew."""
-    return _Comparing(old, new, dict(renames or {}), set(restart)).comparison()
+    """What becomes of a job. `renames`: former name → name now; `restart`: which operators (by now) begin anew; `left`:
+    by operator (by now) the removed stores that may come back.
+    """
+    return _Comparing(old, new, dict(renames or {}), set(restart), left or {}).comparison()
 
 
 # ---------------------------------------------------------------- what reaches an operator
@@ -234,8 +254,10 @@ def _canonical(spec: Mapping[str, Any]) -> str:
 
 
 class _Comparing:
-    def __init__(self, old: Version, new: Version, renames: dict[str, str], restart: set[str]) -> None:
-        self._old, self._new, self._renames, self._restart = old, new, renames, restart
+    def __init__(
+        self, old: Version, new: Version, renames: dict[str, str], restart: set[str], left: Mapping[str, LeftStore]
+    ) -> None:
+        self._old, self._new, self._renames, self._restart, self._left = old, new, renames, restart, left
         self._before, self._after = _Layout(old, renames), _Layout(new, {})
         self._formers = {now: was for was, now in renames.items()}
         self._found = Comparison(new.topology)
@@ -319,8 +341,7 @@ class _Comparing:
         store = self._store(self._new, operator.name).name
         if former is None:
             self._note_unseen(place, name, operator)
-            detail = "begins empty, at the stream time of each task"
-            self._note(OperatorChange(name, operator.op, "empty", detail, None, store))
+            self._note(self._begun(name, operator, store))
             return None
         if name in self._restart:
             self._note_unseen(place, name, operator)
@@ -330,7 +351,8 @@ class _Comparing:
             detail = f"begins anew, empty, at the stream time of {of}"
             self._note(OperatorChange(name, operator.op, "restarts", detail, was, store))
             return None
-        objections = [*self._objections(was, name, former, operator)]
+        before = self._before.places[was]
+        objections = [*self._objections(before, before.sub_topology, name, former, operator)]
         if objections:
             at = pointer("operators", place)
             self._refused[name] = [Problem(at + each.pointer, each.detail) for each in objections]
@@ -373,12 +395,29 @@ class _Comparing:
         """The operator that the store had; None where there was none, or it goes on under another name."""
         if was in self._renames and self._renames[was] != name:
             return None
-        by_name = {each.name: each for each in self._old.spec.operators if isinstance(each, StatefulSpec)}
-        return by_name.get(was)
+        return _stateful(self._old).get(was)
 
-    def _objections(self, was: str, name: str, former: StatefulSpec, operator: StatefulSpec) -> Iterator[Problem]:
-        """Why the store can not go on."""
-        before, after = self._before.places[was], self._after.places[name]
+    def _begun(self, name: str, operator: StatefulSpec, store: str) -> OperatorChange:
+        """One that the version before does not have: it begins empty, unless there is a store of it that can go on."""
+        detail, left = "begins empty, at the stream time of each task", self._left.get(name)
+        if left is None or name in self._restart:
+            return OperatorChange(name, operator.op, "empty", detail, None, store)
+        former = _stateful(left.version)[left.operator]
+        place = _Layout(left.version, {}).places[left.operator]
+        objections = [*self._objections(place, left.sub_topology, name, former, operator)]
+        if objections:
+            why = "; ".join(each.detail for each in objections)
+            detail = f"{detail}: what version {left.number} left can not go on: {why}"
+            return OperatorChange(name, operator.op, "empty", detail, None, store)
+        self._found.returned[name] = (left.number, left.operator)
+        detail = f"goes on as version {left.number} left it; what came since then is not in it"
+        return OperatorChange(name, operator.op, "returns", detail, left.operator, store)
+
+    def _objections(
+        self, before: _Place, sub_topology: int, name: str, former: StatefulSpec, operator: StatefulSpec
+    ) -> Iterator[Problem]:
+        """Why the store of an operator that was at a place, in tasks of this sub-topology, can not go on."""
+        after = self._after.places[name]
         own = (
             [Problem("/op", f"it was {former.op}, which keeps something else")]
             if former.op != operator.op
@@ -387,7 +426,7 @@ class _Comparing:
         yield from own
         if own:
             return
-        if self._found.tasks.get(after.sub_topology) != before.sub_topology:
+        if self._found.tasks.get(after.sub_topology) != sub_topology:
             yield Problem("", "it would run in other tasks, which have none of its state")
         elif before.keys != after.keys:
             yield Problem("", "the records that reach it have other keys, or lie in other tasks")
@@ -425,7 +464,9 @@ class _Comparing:
             spec = next(each for each in self._old.spec.operators if each.name == name)
             if isinstance(spec, StatefulSpec):
                 self._found.conditions.extend((store.name, each) for each in spec.conditions(None))
-            detail = "its store stays until the job is reset or deleted; an operator of this name later begins empty"
+            detail = (
+                "its store stays until the job is reset or deleted: a rollback has it back, another one begins empty"
+            )
             if self._before.places[name].sub_topology not in self._found.tasks.values():
                 detail = "its store goes with its tasks"
             self._note(OperatorChange(name, spec.op, "removed", detail, name, store.name))
@@ -463,12 +504,12 @@ class _Comparing:
 
     def _inheriting(self) -> Topology:
         """The new topology, whose stores that go on know the layouts of what is in them."""
-        old = {each.name: each for each in self._old.spec.operators if isinstance(each, StatefulSpec)}
-        new = {each.name: each for each in self._new.spec.operators if isinstance(each, StatefulSpec)}
-        layouts = {}
-        for name, was in self._found.inherited.items():
+        new, layouts = _stateful(self._new), {}
+        formers = {name: (self._old, was) for name, was in self._found.inherited.items()}
+        formers |= {name: (self._left[name].version, was) for name, (_, was) in self._found.returned.items()}
+        for name, (version, was) in formers.items():
             try:
-                layouts[name] = old[was].layouts_after(new[name], self._store(self._old, was).layouts)
+                layouts[name] = _stateful(version)[was].layouts_after(new[name], self._store(version, was).layouts)
             except TooManyLayouts as error:
                 at = pointer("operators", self._names.index(name), "aggregates")
                 self._found.problems.append(Problem(at, str(error)))
@@ -478,6 +519,11 @@ class _Comparing:
     @staticmethod
     def _store(version: Version, operator: str) -> StoreSpec:
         return next(each for each in version.topology.stores() if each.operator == operator)
+
+
+def _stateful(version: Version) -> dict[str, StatefulSpec]:
+    """The operators of a version that keep state, by name."""
+    return {each.name: each for each in version.spec.operators if isinstance(each, StatefulSpec)}
 
 
 def _differences(former: OperatorSpec, operator: OperatorSpec) -> Iterator[str]:

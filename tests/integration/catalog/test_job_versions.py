@@ -255,7 +255,6 @@ def test_several_versions_before_a_task_adopts_are_one_step_from_where_its_store
         assert task.adopt is not None
         assert task.adopt.version == 4
     put(catalog, windows(5, name="m"))  # as it was, but for what copies may have deleted meanwhile
-    assert versions_of_tasks(catalog) == [(1, 5), (1, 5)]
     assert [given(task) for task in worker.tasks()] == [{"visits-m": handover}] * 2
 
 
@@ -350,6 +349,95 @@ def test_a_removed_store_goes_with_a_reset_or_when_its_name_is_taken(catalog: Ca
     assert catalog.read(streams.find_stream, "visits-n-changelog") is None
     assert versions_of_tasks(catalog) == [(4, None), (4, None)]
     assert catalog.read(jobs.stores_of, job.id)[0].since_version == 4
+
+
+def back_to(catalog: Catalog, version: int, restart: tuple[str, ...] = ()) -> dict[str, str]:
+    """Roll back; returns the verdict of each operator."""
+
+    def write(s: Session) -> dict[str, str]:
+        job = job_states.lock_job(s, name="visits")
+        spec = JobSpec.parse(job_versions.get_version(s, job, version).spec)
+        how: dict[str, Any] = {"renames": {}, "restart": restart}
+        found = job_changes.compare(s, job, spec, **how, left=job_changes.left_stores(s, job, version))
+        assert found.problems == []
+        asked = job_changes.wanted(s, job, spec, found, kind="rollback", who="me", reason="back", **how)
+        assert coordinator.change_version(s, job, asked) == []
+        return {each.operator: each.verdict for each in found.operators}
+
+    return catalog.write(write)
+
+
+def test_a_rollback_has_a_removed_store_back_as_it_was_left(catalog: Catalog) -> None:
+    job, worker = worked(catalog, once(), windows(5))
+    kept = store(catalog, "visits-n")
+    put(catalog, once())
+    post(catalog, catalog.read(streams.get_stream, "clicks"), {0: 5})
+    assert worker.run() == 5
+    assert versions_of_tasks(catalog) == [(2, None)] * 2
+    assert back_to(catalog, 1) == {"once": "unchanged", "n": "returns"}
+    again = store(catalog, "visits-n")
+    assert (again.id, again.changelog_stream_id) == (kept.id, kept.changelog_stream_id)
+    assert (again.is_removed, again.since_version) == (False, 1)
+    left = structs.replace(AggregateSpec.model_validate(windows(5)).handover(), stream_time=500)
+    assert [given(task) for task in worker.tasks()] == [{"visits-n": left}] * 2
+    assert [set(task.changelogs) for task in worker.tasks()] == [{"visits-n", "visits-once"}] * 2
+    put(catalog, once(), windows(1))  # before anybody has taken that over
+    shortest = AggregateSpec.model_validate(windows(1)).handover().kept_ms
+    assert [given(task) for task in worker.tasks()] == [{"visits-n": structs.replace(left, kept_ms=shortest)}] * 2
+    assert reasons(adopt(worker)) == [None, None]
+    assert versions_of_tasks(catalog) == [(4, None)] * 2
+    put(catalog, once(), windows(1), KEEP)
+    assert versions_of_tasks(catalog) == [(5, None)] * 2
+    assert catalog.read(job_versions.former_names, job.id, 2, ["n", "once"]) == {"once": "once"}
+
+
+def test_it_is_found_under_the_names_that_it_had(catalog: Catalog) -> None:
+    job, worker = worked(catalog, once(), windows(5))
+    kept = store(catalog, "visits-n")
+    put(catalog, once(), windows(9, name="m"), renames={"n": "m"})
+    put(catalog, once())
+    put(catalog, once(2_000))
+    assert back_to(catalog, 1)["n"] == "returns"
+    assert store(catalog, "visits-n").id == kept.id
+    delays = {task.adopt.stores["visits-n"].delay_ms for task in worker.tasks() if task.adopt is not None}
+    assert delays == {5}  # nobody had taken the other one over
+    stood = [catalog.read(job_versions.former_names, job.id, version, ["n"]) for version in (1, 2, 3, 4, 5)]
+    assert stood == [{"n": "n"}, {"n": "m"}, {}, {}, {"n": "n"}]
+    put(catalog, once(2_000))
+    assert back_to(catalog, 2)["m"] == "returns"
+    assert store(catalog, "visits-m").id == kept.id
+
+
+def test_it_is_as_the_version_left_it_that_its_task_had_taken_over(catalog: Catalog) -> None:
+    """What was closed by the first one stays so, though the next one had let it open."""
+    _, worker = worked(catalog, once(), windows(5))
+    put(catalog, once(), windows(9))
+    first = next(task for task in worker.tasks() if task.name == "0_0")
+    assert reasons(worker.commit(commit_of(first, adopted=2))) == [None]
+    put(catalog, once())
+    assert versions_of_tasks(catalog) == [(3, None)] * 2
+    back_to(catalog, 1)
+    put(catalog, once())
+    back_to(catalog, 1)
+    delays = {task.name: task.adopt.stores["visits-n"].delay_ms for task in worker.tasks() if task.adopt is not None}
+    assert delays == {"0_0": 9, "0_1": 5}
+
+
+@pytest.mark.parametrize("why", ["other", "restart", "taken"])
+def test_one_that_can_not_go_on_begins_empty(catalog: Catalog, why: str) -> None:
+    worked(catalog, once(), windows(5))
+    session = {**windows(5), "window": {"type": "session", "gap_ms": 10}}
+    if why == "other":
+        put(catalog, once(), session, restart=("n",))
+    put(catalog, once())
+    if why == "taken":
+        put(catalog, once(), session)
+        put(catalog, once())
+    left = store(catalog, "visits-n")
+    assert back_to(catalog, 1, ("n",) if why == "restart" else ())["n"] == "empty"
+    begun = store(catalog, "visits-n")
+    assert (begun.id != left.id, begun.since_version) == (True, found(catalog).spec_version)
+    assert catalog.read(lambda s: s.get(StoreRow, left.id)) is None
 
 
 def test_sinks_come_and_go_with_their_records_kept(catalog: Catalog) -> None:
