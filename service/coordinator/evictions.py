@@ -2,6 +2,11 @@
 
 It knows leases that ran out, jobs that are stuck, flushes and changes that nobody takes further; it refuses to know who
 should own a task (`ownership`).
+
+Members that are lost together end together: all slots whose lease, or whose instance's lease, ran out end in one
+transaction before any of their tasks is given out. The leases of a killed instance run out one after the other, so a
+slot that says nothing is not judged while its instance has missed a beat: either that is heard again, or it takes all
+its slots with it.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ from service.catalog.replicas import HAS_OWNER
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SlotRow, TaskRow
 from service.coordinator.changes import go_on_changing
 from service.coordinator.leases import GONE, LIVE, PRESENT, RENEW_AFTER, SESSION_TIMEOUT_MS, UNSEEN
-from service.coordinator.members import NO_DELAY_MS, slots_of
-from service.coordinator.ownership import end_slots, lock_slots, rebalance
+from service.coordinator.members import NO_DELAY_MS
+from service.coordinator.ownership import lock_slots, rebalance, take_tasks
 
 SEEN: Final = "coordinator_seen_ms"
 GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
@@ -47,11 +52,22 @@ def _waiting_jobs(at_ms: int | ColumnElement[int]) -> Select[str]:
     return select(JobRow.id).where(JobRow.rebalance_at_ms <= at_ms, JobRow.state.in_(STAFFED)).order_by(JobRow.id)
 
 
+def _missed_a_beat(at_ms: int | ColumnElement[int]) -> ColumnElement[bool]:
+    """Of a slot: its instance, which renews its lease before a half of it is over, has not done so."""
+    silent = 2 * (InstanceRow.lease_until_ms - at_ms) < InstanceRow.lease_ms
+    is_open = exists().where(InstanceRow.id == SlotRow.instance_id, InstanceRow.state.in_(PRESENT), silent)
+    return is_open.where(InstanceRow.lease_until_ms >= at_ms)
+
+
+def _is_lost(at_ms: int | ColumnElement[int]) -> ColumnElement[bool]:
+    return (SlotRow.state == LIVE) & (SlotRow.lease_until_ms < at_ms) & ~_missed_a_beat(at_ms)
+
+
 _DUE = select(
     Now(),
     select(MetaRow.value).where(MetaRow.name == SEEN).scalar_subquery(),
     or_(
-        exists().where(SlotRow.state == LIVE, SlotRow.lease_until_ms < Now()),
+        exists().where(_is_lost(Now())),
         exists().where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < Now()),
         _stuck_jobs(Now() - bindparam("initial_delay_ms", type_=BigInteger)).exists(),
         _waiting_jobs(Now()).exists(),
@@ -88,7 +104,7 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
         s.merge(MetaRow(name=SEEN, value=str(at)))
         return 0
     seen.value = str(at)
-    evicted = _evict_instances(s, at) + _evict_slots(s, at)
+    evicted = _evict(s, at)
     s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
     forget_unseen(s, at - UNSEEN_NODES_KEPT_MS)
     for job_id in s.scalars(_stuck_jobs(at - initial_delay_ms)).all():
@@ -111,17 +127,21 @@ def _extend_leases(s: Session, at: int) -> None:
     s.execute(late.values(lease_until_ms=at + InstanceRow.lease_ms), execution_options=UNSEEN)
 
 
-def _evict_instances(s: Session, at: int) -> int:
-    """Instances whose lease ran out go, and their slots with them: their driver watches over nobody any more."""
+def _evict(s: Session, at: int) -> int:
+    """Instances whose lease ran out go with all their slots, for their driver watches over nobody any more, and with
+    them slots that are lost by themselves.
+    """
     is_expired = InstanceRow.state.in_(PRESENT) & (InstanceRow.lease_until_ms < at)
-    ids = s.scalars(select(InstanceRow.id).where(is_expired).order_by(InstanceRow.id)).all()
-    for instance_id in ids:
-        end_slots(s, slots_of(s, instance_id), "an instance was lost")
-        gone = update(InstanceRow).where(InstanceRow.id == instance_id, is_expired).values(state=GONE)
-        s.execute(gone, execution_options=UNSEEN)
-    return len(ids)
-
-
-def _evict_slots(s: Session, at: int) -> int:
-    expired = s.scalars(select(SlotRow.id).where(SlotRow.state == LIVE, SlotRow.lease_until_ms < at)).all()
-    return end_slots(s, expired, "a slot was lost", only_expired=True) if expired else 0
+    instances = s.scalars(select(InstanceRow.id).where(is_expired).order_by(InstanceRow.id)).all()
+    alone = ~SlotRow.instance_id.in_(instances)
+    struck = s.execute(select(SlotRow.id, SlotRow.job_id).where(SlotRow.state == LIVE, ~alone)).all()
+    lost = s.execute(select(SlotRow.id, SlotRow.job_id).where(_is_lost(at), alone)).all()
+    jobs = [lock_job(s, job_id=job_id) for job_id in sorted({job_id for _, job_id in (*struck, *lost)})]
+    alone_ids = {slot_id for slot_id, _ in lost}
+    take_tasks(s, jobs, alone_ids.union(slot_id for slot_id, _ in struck), unless_renewed=alone_ids)
+    gone = update(InstanceRow).where(InstanceRow.id.in_(instances), is_expired).values(state=GONE)
+    s.execute(gone, execution_options=UNSEEN)
+    of_instances = {job_id for _, job_id in struck}
+    for job in jobs:
+        rebalance(s, job, "an instance was lost" if job.id in of_instances else "a slot was lost")
+    return len(instances) + len(lost)

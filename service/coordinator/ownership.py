@@ -214,7 +214,7 @@ def hand_over(s: Session, job: JobRow, slot_id: str) -> None:
     settle(s, job)
 
 
-def end_slots(s: Session, slot_ids: Collection[str], reason: str, *, only_expired: bool = False) -> int:
+def end_slots(s: Session, slot_ids: Collection[str], reason: str) -> int:
     """End slots, free their tasks and give them to others. Returns how many ended."""
     query = (
         select(SlotRow.job_id)
@@ -223,20 +223,24 @@ def end_slots(s: Session, slot_ids: Collection[str], reason: str, *, only_expire
         .order_by(SlotRow.job_id)
     )
     jobs = [lock_job(s, job_id=job_id) for job_id in s.scalars(query).all()]
-    ended = take_tasks(s, jobs, slot_ids, only_expired=only_expired)
+    ended = take_tasks(s, jobs, slot_ids)
     for job in jobs:
         rebalance(s, job, reason)
     return ended
 
 
-def take_tasks(s: Session, jobs: Iterable[JobRow], slot_ids: Collection[str], *, only_expired: bool = False) -> int:
-    """Mark live slots of locked jobs gone, and take their tasks from them. Returns how many there were."""
+def take_tasks(
+    s: Session, jobs: Iterable[JobRow], slot_ids: Collection[str], *, unless_renewed: Collection[str] = ()
+) -> int:
+    """Mark live slots of locked jobs gone, and take their tasks from them; of `unless_renewed` those whose lease is
+    over still. Returns how many ended.
+    """
     if not slot_ids:
         return 0
     holdings = [each for job in jobs for each in lock_holdings(s, job.id)]
     at = now_ms(s)
     live = lock_slots(s, SlotRow.id.in_(slot_ids))
-    ended = {slot.id for slot in live if not only_expired or slot.lease_until_ms < at}
+    ended = {slot.id for slot in live if slot.id not in unless_renewed or slot.lease_until_ms < at}
     for slot in live:
         if slot.id in ended:
             slot.state, slot.gone_ms = GONE, at

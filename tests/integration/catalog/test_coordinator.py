@@ -25,6 +25,7 @@ from tests.integration.catalog.world import (
     owners,
     post,
     silence_coordinator,
+    silence_instance,
     slot,
     state_of,
     statements,
@@ -382,6 +383,55 @@ def test_an_instance_without_lease_is_evicted_with_its_slots(catalog: Catalog, j
     assert catalog.read(groups.get_instance, other).state == "gone"
     with pytest.raises(InstanceGone):
         coordinator.heartbeat(catalog, other, incarnation="first")
+
+
+def test_slots_of_a_killed_driver_end_together_though_their_leases_do_not(
+    catalog: Catalog, job: JobRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, one, two = live(catalog, job)
+    beside = slot(catalog, other, job, index=1)
+    for each in (one, two, beside) * 2:
+        each.poll()
+    silence_instance(catalog, other, LEASE_MS // 4)
+    expire_slot(catalog, two.id)
+    with monkeypatch.context() as patched:  # while the driver may be lost too, nothing is decided
+        patched.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
+        assert tick(catalog) == 0
+    assert set(owners(catalog, job).values()) == {one.id, two.id, beside.id}
+    before = len(reasons(catalog, job))
+    expire_instance(catalog, other)
+    assert tick(catalog) == 1
+    assert set(owners(catalog, job).values()) == {one.id}
+    assert reasons(catalog, job)[:-before] == ["an instance was lost"]
+
+
+def test_a_slot_that_is_lost_beside_a_driver_that_was_late_ends_once_that_is_heard(
+    catalog: Catalog, job: JobRow
+) -> None:
+    other, one, two = live(catalog, job)
+    one.poll()
+    silence_instance(catalog, other, LEASE_MS // 4)
+    expire_slot(catalog, two.id)
+    assert tick(catalog) == 0
+    coordinator.heartbeat(catalog, other, incarnation="first")
+    assert tick(catalog) == 1
+    assert set(owners(catalog, job).values()) == {one.id}
+    assert catalog.read(groups.get_instance, other).state == "live"
+
+
+def test_who_is_lost_at_the_same_time_is_given_nothing(catalog: Catalog, job: JobRow) -> None:
+    other, one, two = live(catalog, job)
+    third = join(catalog, "three")
+    with_it = slot(catalog, third, job)
+    for each in (one, two, with_it) * 2:
+        each.poll()
+    epochs = {task.name: task.epoch for task in (*two.tasks(), *with_it.tasks())}
+    before = len(reasons(catalog, job))
+    expire_instance(catalog, other, third)
+    assert tick(catalog) == 2
+    found = {task.name: task.epoch for task in one.tasks()}
+    assert {name: found[name] for name in epochs} == {name: epoch + 2 for name, epoch in epochs.items()}
+    assert len(reasons(catalog, job)) == before + 1
 
 
 def test_a_tick_with_nothing_to_do_writes_nothing(

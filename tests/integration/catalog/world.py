@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from service import coordinator
 from service.catalog import driver, job_creation, jobs, replicas, segments, streams
-from service.catalog.engine import Catalog
+from service.catalog.engine import Catalog, now_ms
 from service.catalog.tables import InstanceRow, JobRow, MetaRow, SegmentRow, SlotRow, StreamRow, new_id
 from service.protocol import AssignedTask, HeldTask, JoinedSlot, Move, TaskCommit, Verdict, WrittenSegment
 from service.streams.records import ChunkMeta, Published
@@ -214,10 +214,18 @@ def expire_slot(catalog: Catalog, slot_id: str) -> None:
     catalog.write(lambda s: s.execute(update(SlotRow).where(SlotRow.id == slot_id).values(lease_until_ms=0)))
 
 
-def expire_instance(catalog: Catalog, instance_id: str) -> None:
-    catalog.write(
-        lambda s: s.execute(update(InstanceRow).where(InstanceRow.id == instance_id).values(lease_until_ms=0))
-    )
+def expire_instance(catalog: Catalog, *instance_ids: str) -> None:
+    expired = update(InstanceRow).where(InstanceRow.id.in_(instance_ids)).values(lease_until_ms=0)
+    catalog.write(lambda s: s.execute(expired))
+
+
+def silence_instance(catalog: Catalog, instance_id: str, left_ms: int) -> None:
+    """Have it said nothing since so much of its lease was left."""
+
+    def shift(s: Session) -> None:
+        s.get_one(InstanceRow, instance_id).lease_until_ms = now_ms(s) + left_ms
+
+    catalog.write(shift)
 
 
 def lease_of(catalog: Catalog, slot_id: str) -> int:
