@@ -111,6 +111,9 @@ class _CatalogCollector(Collector):
         )
         yield GaugeMetricFamily("millrace_live_instances", "Instances with a lease", totals.live_instances)
         yield GaugeMetricFamily("millrace_live_slots", "Slots with a lease", totals.live_slots)
+        yield GaugeMetricFamily(
+            "millrace_jobs_without_cores", "Jobs that want to run and have no core", totals.jobs_without_cores
+        )
 
 
 class _TaskCollector(Collector):

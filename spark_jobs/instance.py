@@ -1,7 +1,8 @@
-"""The driver of an instance: one Spark job for each Millrace job that wants slots here.
+"""The driver of an instance: Spark jobs for each Millrace job that wants slots here.
 
 It knows how an instance joins, what it keeps running, and how it ends: on SIGTERM after its slots committed what they
-had, at once when its Spark or its parent is gone. It refuses to know tasks and records: slots talk to the API alone.
+had, at once when its Spark or its parent is gone. It refuses to know tasks and records: slots talk to the API alone;
+and which slots of a job are missing (`runs`).
 
 What ends with what, each tried with SIGKILL: Spark's JVM ends with this process (its stdin closes), Python workers end
 with the JVM; this process ends with the JVM (`_watch_spark`) and, embedded, with its parent (`--watch-stdin`).
@@ -22,8 +23,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -36,6 +38,7 @@ from service.protocol import MAX_WAIT_MS, HeartbeatRequest, JoinedInstance, Join
 from service.storage.private import keep_private, private_folder
 from spark_jobs import cluster, pulse, session
 from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable
+from spark_jobs.runs import JobRun
 from spark_jobs.watch import ASK_EVERY_S, LOOK_EVERY_S, ApplicationWatch, CoreCount, End, ExecutorWatch
 
 BAD_OPTIONS, SPARK_LOST, PARENT_LOST, REFUSED, NAME_TAKEN, BROKEN = 2, 3, 4, 5, 6, 7  # exit codes
@@ -43,9 +46,6 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 SPARK_AUTH: Final = ("on", "off")
 RIVALRY_S: Final = 15.0  # gone so soon after joining again: somebody else joins under this name
 DRAIN_S: Final = 12.0
-LEAVE_GRACE_S: Final = 10.0  # for the slots of a job that is not wanted any more
-HEALTHY_S: Final = 10.0
-BACK_OFF_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class Instance:
 
     def _running(self) -> dict[str, int]:
         with self._guard:
-            return {job.wanted.id: job.wanted.slots for job in self._jobs.values() if not job.is_over}
+            return {job.wanted.id: len(job.running) for job in self._jobs.values() if not job.is_over}
 
     def _reconcile(self, wanted: Sequence[WantedJob]) -> None:
         """Start what is wanted and not there; let go what is there and not wanted."""
@@ -293,16 +293,20 @@ class Instance:
             self._jobs = {job_id: job for job_id, job in self._jobs.items() if not job.is_over}
             wanted_by_id = {job.id: job for job in wanted}
             for job_id, job in self._jobs.items():
-                job.keep() if wanted_by_id.get(job_id) == job.wanted else job.let_go()  # other slots: another Spark job
-            for job_id in wanted_by_id.keys() - self._jobs.keys():
-                self._jobs[job_id] = JobRun(self._context, wanted_by_id[job_id], self._place_of)
+                if job_id not in wanted_by_id:
+                    job.let_go()
+            for job_id, found in wanted_by_id.items():
+                if job_id not in self._jobs:
+                    self._jobs[job_id] = JobRun(found, self._new_wave, partial(self._context.cancelJobGroup, job_id))
+                self._jobs[job_id].keep(found)
 
-    def _place_of(self, job_id: str) -> SlotPlace | None:
-        """Where a slot finds its work, as of now; None between two memberships."""
+    def _new_wave(self, job: WantedJob, slots: Sequence[int]) -> session.SlotWave | None:
+        """Slots of a job that find their work as of now; None between two memberships."""
         member, options = self._member, self._options
         if member is None:
             return None
-        return SlotPlace(options.api, member.instance_id, member.storage_uri, options.replica_dir, job_id)
+        place = SlotPlace(options.api, member.instance_id, member.storage_uri, options.replica_dir, job.id)
+        return session.SlotWave(self._context, job.name, slots, place)
 
     def _look_after(self, member: JoinedInstance) -> None:
         """End slots that hang."""
@@ -345,58 +349,6 @@ class Instance:
             self._log.warning("leave_failed", error=str(error))  # then the lease runs out
             return False
         return True
-
-
-class JobRun:
-    """A Millrace job as a Spark job, started again with growing pauses for as long as it is wanted."""
-
-    def __init__(self, context: SparkContext, wanted: WantedJob, place_of: Callable[[str], SlotPlace | None]) -> None:
-        self.wanted = wanted
-        self._context, self._place_of = context, place_of
-        self._let_go = threading.Event()
-        self._let_go_s = 0.0
-        self._log = structlog.get_logger().bind(job=wanted.name)
-        self._thread = InheritableThread(target=self._run, name=f"job {wanted.name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def keep(self) -> None:
-        """It is wanted (again)."""
-        self._let_go.clear()
-
-    def let_go(self) -> None:
-        """It is not wanted: its slots are told so by the API; cancel it when they do not leave."""
-        if not self._let_go.is_set():
-            self._let_go_s = time.monotonic()
-            self._let_go.set()
-        elif time.monotonic() - self._let_go_s > LEAVE_GRACE_S and not self.is_over:
-            self._log.warning("spark_job_cancelled")
-            self._context.cancelJobGroup(self.wanted.id)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until it is over, at most so long."""
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        failures = 0
-        while not self._let_go.is_set():
-            started = time.monotonic()
-            if (place := self._place_of(self.wanted.id)) is not None:
-                self._run_once(place)
-            failures = 0 if time.monotonic() - started > HEALTHY_S else failures + 1
-            self._let_go.wait(BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1])
-
-    def _run_once(self, place: SlotPlace) -> None:
-        self._log.info("spark_job_started", slots=self.wanted.slots)
-        try:
-            session.run_slots(self._context, self.wanted.name, self.wanted.slots, place)
-        except Py4JError as error:
-            self._log.warning("spark_job_failed", error=str(error).splitlines()[:3])
-        else:
-            self._log.info("spark_job_ended")
 
 
 def _watch_spark(asked_to_stop: threading.Event) -> None:

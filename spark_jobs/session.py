@@ -13,11 +13,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pyspark import SparkConf, SparkContext
+from pyspark import Accumulator, SparkConf, SparkContext
+from pyspark.accumulators import AddingAccumulatorParam
 
 from spark_jobs.client import SlotPlace
 
@@ -143,15 +144,28 @@ def warm_up(context: SparkContext) -> None:
     context.parallelize([0], 1).foreach(_nothing)
 
 
-def run_slots(context: SparkContext, job_name: str, slots: int, place: SlotPlace) -> None:
-    """One Spark job whose tasks are the slots of one Millrace job; returns when all of them have ended.
+class SlotWave:
+    """One Spark job whose tasks are slots of one Millrace job, by their indices."""
 
-    Call this in a thread of its own: group, name and pool belong to the thread. Raises Py4JError when the job is
-    cancelled or Spark ends.
-    """
-    context.setJobGroup(place.job_id, job_name, interruptOnCancel=True)
-    context.setLocalProperty("spark.scheduler.pool", job_name)
-    context.parallelize(range(slots), slots).foreach(partial(_be_slot, place))
+    def __init__(self, context: SparkContext, job_name: str, slots: Sequence[int], place: SlotPlace) -> None:
+        self._context, self._job_name, self._slots, self._place = context, job_name, slots, place
+        self._ended = context.accumulator((), AddingAccumulatorParam[tuple[int, ...]](()))
+
+    @property
+    def running(self) -> set[int]:
+        """Indices of those that have not ended by themselves; one that failed is about to be started again."""
+        return set(self._slots).difference(self._ended.value)
+
+    def run(self) -> None:
+        """Start them; returns when all have ended.
+
+        Call this in a thread of its own: group, name and pool belong to the thread. Raises Py4JError when the job is
+        cancelled or Spark ends.
+        """
+        self._context.setJobGroup(self._place.job_id, self._job_name, interruptOnCancel=True)
+        self._context.setLocalProperty("spark.scheduler.pool", self._job_name)
+        be_slot = partial(_be_slot, self._place, self._ended)
+        self._context.parallelize(self._slots, len(self._slots)).foreach(be_slot)
 
 
 def kill_slot(context: SparkContext, attempt: int) -> None:
@@ -170,12 +184,13 @@ def wait_for_jvm() -> None:
         time.sleep(0.5)
 
 
-def _be_slot(place: SlotPlace, index: int) -> None:
+def _be_slot(place: SlotPlace, ended: Accumulator[tuple[int, ...]], index: int) -> None:
     """In a Python worker. Imported there: the driver needs no kernels, and starts a second earlier without them."""
     from spark_jobs.daemon import EXECUTOR
     from spark_jobs.slot import run_slot
 
     run_slot(replace(place, executor=os.environ.get(EXECUTOR, "")), os.environ.get(API_KEY, ""), index)
+    ended.add((index,))  # Spark tells the driver of it with the end of this task, not with that of the job
 
 
 def _nothing(_: int) -> None:

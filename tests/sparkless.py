@@ -145,7 +145,7 @@ def _run_wanted(api: Api, key: str, place: SlotPlace, incarnation: str) -> None:
     from service.protocol import MAX_WAIT_MS, HeartbeatRequest
     from spark_jobs.client import Gone, Unreachable
 
-    known, slots = "", dict[str, list[int]]()
+    known, slots = "", dict[str, dict[int, int]]()  # job → index → process id
     while True:
         running = {job_id: len(pids) for job_id, pids in slots.items()}
         try:
@@ -153,11 +153,12 @@ def _run_wanted(api: Api, key: str, place: SlotPlace, incarnation: str) -> None:
         except (Unreachable, Gone):
             return
         known = wanted.version
-        slots = {i: living for i, pids in slots.items() if (living := [pid for pid in pids if not _is_over(pid)])}
+        slots = {i: {n: pid for n, pid in pids.items() if not _is_over(pid)} for i, pids in slots.items()}
         for job in wanted.jobs:
-            if job.id not in slots:
-                at = replace(place, job_id=job.id)
-                slots[job.id] = [_fork(lambda i=i, at=at: _keep_slot(at, key, i)) for i in range(job.slots)]
+            at, mine = replace(place, job_id=job.id), slots.setdefault(job.id, {})
+            for index in range(len(mine) + job.slots):
+                if len(mine) < job.slots and index not in mine:
+                    mine[index] = _fork(lambda i=index, at=at: _keep_slot(at, key, i))
 
 
 def _drain(api: Api, instance_id: str, incarnation: str) -> None:

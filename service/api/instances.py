@@ -149,6 +149,8 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
             incarnation=body.incarnation,
             cores=body.cores,
             shortage=body.shortage,
+            scale_down_timeout_ms=state.settings.scale_down_timeout_ms,
+            initial_delay_ms=state.settings.initial_rebalance_delay_ms,
         )
         left = until - time.monotonic()
         if found.version != body.known or left <= 0 or state.hub.is_closed:

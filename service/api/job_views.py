@@ -13,6 +13,7 @@ from starlette.responses import Response
 from service.api.bodies import tagged
 from service.api.moments import Moment
 from service.catalog import jobs
+from service.catalog.job_states import STAFFED
 from service.catalog.tables import JobRow
 from service.streams.errors import StaleTag
 from service.streams.topology.spec import JobSpec
@@ -66,6 +67,10 @@ class JobView(BaseModel):
     stream_time: int | None
     error: JobErrorView | None
     generation: int
+    shortage: Annotated[
+        Literal["no_cores"] | None,
+        Field(description="What it lacks to run; `no_cores`: others have all there are."),
+    ]
     is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
     is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
     stores: list[str]
@@ -95,6 +100,7 @@ def job_view(s: Session, job: JobRow) -> dict[str, Any]:
         "stream_time": jobs.stream_time(s, job.id),
         "error": job.error,
         "generation": job.generation,
+        "shortage": (job.shortage or None) if job.state in STAFFED else None,
         "is_flushing": jobs.is_flushing(s, job.id),
         "is_replaying": jobs.is_replaying(s, job.id),
         "stores": [store.name for store in jobs.stores_of(s, job.id)],

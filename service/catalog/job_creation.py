@@ -46,6 +46,7 @@ from service.catalog.tables import (
     Json,
     RebalanceRow,
     ReplicaRow,
+    ShareRow,
     SkipRow,
     SlotRow,
     StoreRow,
@@ -180,6 +181,7 @@ def delete_job(s: Session, name: str) -> None:
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_(tasks)))
     for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, JobVersionRow, RebalanceRow, SlotRow):
         s.execute(delete(table).where(table.job_id == job.id))
+    s.execute(delete(ShareRow).where(ShareRow.job_id == job.id))
     remove_streams(s, internal)
     s.delete(job)
     wake(s, JOBS, job_topic(job.id), progress_topic(job.id))

@@ -177,6 +177,7 @@ class JobRow(CatalogTable):
     present version stops reading, while a change waits for what it has read to pass repartition streams.
     `is_probing`: copies are on their way, and once they have caught up something moves; `rebalance_at_ms`: when to
     decide anew who owns what, if nothing happens before.
+    `shortage`: what it lacks to run, as a code (`no_cores`), or "".
     """
 
     __tablename__ = "jobs"
@@ -202,6 +203,7 @@ class JobRow(CatalogTable):
     read_to: Mapped[Json | None]
     is_probing: Mapped[bool] = mapped_column(server_default=false(), default=False)
     rebalance_at_ms: Mapped[int | None]
+    shortage: Mapped[str] = mapped_column(server_default="", default="")
     etag: Mapped[int] = mapped_column(default=1)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
@@ -436,6 +438,17 @@ class SlotRow(CatalogTable):
     joined_ms: Mapped[int]
     gone_ms: Mapped[int | None]
     executor: Mapped[str] = mapped_column(default="")
+
+
+class ShareRow(CatalogTable):
+    """How many slots of a job an instance should run. `leave_by_ms`: until when those beyond that may keep their tasks."""
+
+    __tablename__ = "shares"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    instance_id: Mapped[str] = mapped_column(ForeignKey("instances.id"), primary_key=True)
+    slots: Mapped[int] = mapped_column(Integer)
+    leave_by_ms: Mapped[int]
 
 
 class RebalanceRow(CatalogTable):

@@ -82,6 +82,7 @@ class CatalogTotals:
     rebalances: dict[str, int]
     live_instances: int
     live_slots: int
+    jobs_without_cores: int
     tasks: Sequence[TaskTotals]
     stores: Sequence[OperatorStore]
     repartition_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -128,6 +129,9 @@ def catalog_totals(s: Session) -> CatalogTotals:
         live_instances=live_instances(s),
         live_slots=s.scalars(
             select(func.count()).where(SlotRow.state == "live", SlotRow.lease_until_ms > now_ms(s))
+        ).one(),
+        jobs_without_cores=s.scalars(
+            select(func.count()).select_from(JobRow).where(JobRow.state.in_(STAFFED), JobRow.shortage != "")
         ).one(),
         tasks=_task_totals(s, _TASKS, inputs),
         stores=operator_stores(s),
@@ -206,16 +210,18 @@ _REBALANCES = (
 
 
 def instances_standing(s: Session) -> str:
-    """`ok` where a live instance lacks nothing, else what is missing."""
+    """`ok` where a live instance and every job that wants to run have what they need, else what is missing."""
     is_live = (InstanceRow.state == "live", InstanceRow.lease_until_ms > now_ms(s))
     shortages = s.scalars(select(InstanceRow.shortage).where(*is_live).distinct()).all()
     if not shortages:
         return "none is alive"
-    if "" in shortages:
-        return "ok"
     waiting = select(func.count()).select_from(TaskRow).join(JobRow, JobRow.id == TaskRow.job_id)
-    count = s.scalars(waiting.where(JobRow.state.in_(STAFFED), ~HAS_OWNER)).one()
-    return f"{count} tasks wait for cores" if count else "no cores"
+    waiting = waiting.where(JobRow.state.in_(STAFFED), ~HAS_OWNER)
+    has_cores = "" in shortages
+    count = s.scalars(waiting.where(JobRow.shortage != "") if has_cores else waiting).one()
+    if count:
+        return f"{count} tasks wait for cores"
+    return "ok" if has_cores else "no cores"
 
 
 def live_instances(s: Session) -> int:

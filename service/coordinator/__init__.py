@@ -3,6 +3,7 @@ any member.
 
 leases       who is taken to be alive
 ownership    who should own a task, and how it changes hands
+sharing      how many slots of which job an instance should run
 members      instances and slots join and leave
 polls        slots at work: polls, commits, failures
 quiet_polls  slots that have nothing to do

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, delete, exi
 from sqlalchemy.orm import Session
 
 from service.catalog import job_changes
-from service.catalog.engine import Catalog, Now, now_ms
+from service.catalog.engine import JOBS, Catalog, Now, now_ms, wake
 from service.catalog.job_states import CHANGING, DRAINING, STAFFED, go_on_flushing, lock_job
 from service.catalog.nodes import forget_unseen
 from service.catalog.replicas import HAS_OWNER
@@ -141,6 +141,8 @@ def _evict(s: Session, at: int) -> int:
     take_tasks(s, jobs, alone_ids.union(slot_id for slot_id, _ in struck), unless_renewed=alone_ids)
     gone = update(InstanceRow).where(InstanceRow.id.in_(instances), is_expired).values(state=GONE)
     s.execute(gone, execution_options=UNSEEN)
+    if instances:
+        wake(s, JOBS)
     of_instances = {job_id for _, job_id in struck}
     for job in jobs:
         rebalance(s, job, "an instance was lost" if job.id in of_instances else "a slot was lost")

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.driver import Prepared
 from service.catalog.engine import Now, now_ms
-from service.catalog.tables import SlotRow
+from service.catalog.tables import ShareRow, SlotRow
 from service.streams.errors import InstanceGone, UnknownSlot
 
 SESSION_TIMEOUT_MS: Final = 3_000
@@ -21,6 +21,8 @@ RENEW_AFTER: Final = 3  # a lease is renewed once a third of it has elapsed
 LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT: Final = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 UNSEEN: Final = {"synchronize_session": False}  # the session holds no object that the statement changes
+
+IS_SHARE_OF_SLOT: Final = (ShareRow.job_id == SlotRow.job_id) & (ShareRow.instance_id == SlotRow.instance_id)
 
 LEASE_OF_SLOT = Prepared(
     select(SlotRow.instance_id, SlotRow.lease_until_ms - Now(), SlotRow.lease_ms).where(

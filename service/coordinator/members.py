@@ -8,37 +8,31 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.engine import Catalog, Now, job_topic, lineage_of, now_ms, wake
+from service.catalog.engine import JOBS, Catalog, Now, job_topic, lineage_of, now_ms, wake
 from service.catalog.job_states import STAFFED, lock_job
 from service.catalog.nodes import join_node
-from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow, TaskRow
+from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow
 from service.catalog.tasks import ids_of_job, job_to_run
 from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
-from service.coordinator.ownership import end_slots, gather, members_of, rebalance, slots_on, take_tasks
-from service.protocol import JoinedSlot, NodeRef, WantedJob, WantedJobs
+from service.coordinator.ownership import end_slots, gather, members_of, rebalance, slots_wanted, take_tasks
+from service.coordinator.sharing import share_cores, sharing_of
+from service.protocol import JoinedSlot, NodeRef, WantedJobs
 from service.streams.errors import IllegalTransition, InstanceGone, UnknownInstance
 
 NO_DELAY_MS: Final = 0
 
 _INSTANCE = (
-    select(InstanceRow.name, InstanceRow.incarnation, InstanceRow.state, InstanceRow.cores, InstanceRow.lease_ms)
+    select(InstanceRow.name, InstanceRow.incarnation, InstanceRow.state, InstanceRow.lease_ms)
     .add_columns(InstanceRow.lease_until_ms - Now())
     .where(InstanceRow.id == bindparam("instance_id"))
 )
 _RESOURCES = select(InstanceRow.cores, InstanceRow.shortage).where(InstanceRow.id == bindparam("instance_id"))
-_WANTED_JOBS = (
-    select(JobRow.id, JobRow.name, JobRow.parallelism, func.count())
-    .join(TaskRow, TaskRow.job_id == JobRow.id)
-    .where(JobRow.state.in_(STAFFED))
-    .group_by(JobRow.id, JobRow.name, JobRow.parallelism)
-    .order_by(JobRow.name)
-)
 
 
 # ---------------------------------------------------------------- instances
@@ -73,19 +67,31 @@ def join_instance(
 
 
 def heartbeat(
-    catalog: Catalog, instance_id: str, *, incarnation: str, cores: int | None = None, shortage: str = ""
+    catalog: Catalog,
+    instance_id: str,
+    *,
+    incarnation: str,
+    cores: int | None = None,
+    shortage: str = "",
+    scale_down_timeout_ms: int = 0,
+    initial_delay_ms: int = NO_DELAY_MS,
 ) -> WantedJobs:
     """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer. `cores`,
-    `shortage`: what it has now (None: as it joined), and what its Spark lacks.
+    `shortage`: what it has now (None: as it joined), and what its Spark lacks. Where jobs, instances or cores are
+    others than those that cores were shared for, they are shared anew first (`share_cores`).
 
     Writes nothing while most of the lease is left and nothing else is new. Raises UnknownInstance, InstanceGone.
     """
     if catalog.read(_has_other, instance_id, cores, shortage):
         catalog.write(_note_resources, instance_id, incarnation, cores, shortage)
-    answer, is_due = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
-    if is_due:
+    found = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
+    if found.is_renewal_due:
         catalog.write(_renew_instance, instance_id, incarnation=incarnation)
-    return answer
+    if not found.are_cores_shared:
+        how = {"scale_down_timeout_ms": scale_down_timeout_ms, "initial_delay_ms": initial_delay_ms}
+        catalog.write(share_cores, **how)
+        found = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
+    return found.answer
 
 
 def leave_instance(
@@ -107,6 +113,7 @@ def leave_instance(
     else:
         end_slots(s, slots_of(s, instance_id), "the instance left")
         instance.state = GONE
+        wake(s, JOBS)
 
 
 def lose_executors(s: Session, instance_id: str, *, incarnation: str, executors: Sequence[str]) -> int:
@@ -128,6 +135,7 @@ def _begin_to_leave(s: Session, instance: InstanceRow, timeout_ms: int) -> None:
     jobs = [lock_job(s, job_id=job_id) for job_id in s.scalars(of_it.order_by(SlotRow.job_id)).all()]
     instance.state, instance.leave_by_ms = LEAVING, now_ms(s) + timeout_ms
     s.flush()
+    wake(s, JOBS)
     for job in jobs:
         rebalance(s, job, "an instance leaves")
         wake(s, job_topic(job.id))
@@ -146,22 +154,23 @@ def _note_resources(s: Session, instance_id: str, incarnation: str, cores: int |
         instance.cores = instance.cores if cores is None else cores
 
 
-def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> tuple[WantedJobs, bool]:
+class _Beat(NamedTuple):
+    answer: WantedJobs
+    is_renewal_due: bool
+    are_cores_shared: bool
+
+
+def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> _Beat:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
         raise UnknownInstance(instance_id)
-    name, current, state, cores, lease_ms, left_ms = row
+    name, current, state, lease_ms, left_ms = row
     if state not in PRESENT or current != incarnation:
         raise InstanceGone(name)
-    jobs = _wanted_jobs(s, cores) if state == LIVE and cores else []
+    sharing = sharing_of(s)
+    jobs = sharing.wanted_on(instance_id)
     version = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()[:16]
-    return WantedJobs(jobs, version, lease_ms), is_renewal_due(left_ms, lease_ms)
-
-
-def _wanted_jobs(s: Session, cores: int) -> list[WantedJob]:
-    """The jobs that want slots, and how many on an instance with this many cores."""
-    rows = s.execute(_WANTED_JOBS)
-    return [WantedJob(i, name, slots_on(cores, wanted, n)) for i, name, wanted, n in rows]
+    return _Beat(WantedJobs(jobs, version, lease_ms), is_renewal_due(left_ms, lease_ms), sharing.is_settled)
 
 
 def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
@@ -240,11 +249,9 @@ def _admit(
 
 
 def _are_more_awaited(s: Session, job: JobRow) -> bool:
-    """Whether a live instance has places for slots of a job that have not joined."""
+    """Whether a live instance should run slots of a job that have not joined."""
     there = Counter(slot.instance_id for slot in members_of(s, job.id))
-    tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
-    live = s.execute(select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE))
-    return any(there[at] < slots_on(cores, job.parallelism, tasks) for at, cores in live)
+    return any(there[at] < slots for at, slots in slots_wanted(s, job).items())
 
 
 def _describe_slot(s: Session, job: JobRow, slot_id: str, lease_ms: int) -> JoinedSlot:

@@ -18,6 +18,7 @@ Locks: jobs by id, tasks by id, then partitions, then slots and instances.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -29,13 +30,14 @@ from service.catalog.engine import job_topic, now_ms, wake
 from service.catalog.job_states import STAFFED, lock_job, lock_tasks, settle
 from service.catalog.nodes import note_seen
 from service.catalog.replicas import ACTIVE, STANDBY, WARM_UP, Holding, holdings_of
-from service.catalog.tables import InstanceRow, JobRow, Json, RebalanceRow, SlotRow, TaskRow
+from service.catalog.tables import InstanceRow, JobRow, Json, RebalanceRow, ShareRow, SlotRow, TaskRow
 from service.coordinator.leases import GONE, LIVE, UNSEEN
 from service.coordinator.situation import AssignmentSpec, AwaitedSlot, Situation, situation_of
 from service.faults import fault_point
 from service.streams.assignment import sticky
 from service.streams.assignment.assignor import assign
 from service.streams.assignment.group import Assignment
+from service.streams.assignment.sharing import slots_on
 
 PROBE_MS: Final = 10_000  # how long a group waits for copies on their way before it looks again
 
@@ -58,9 +60,17 @@ def rebalance(s: Session, job: JobRow, reason: str) -> None:
     settle(s, job)
 
 
-def slots_on(cores: int, parallelism: int | None, tasks: int) -> int:
-    """How many slots of a job an instance with so many cores runs."""
-    return min(parallelism or cores, tasks) if cores else 0
+def slots_wanted(s: Session, job: JobRow) -> dict[str, int]:
+    """How many slots of a job each live instance should run: its share, or, where cores have not been shared for the
+    job yet, all that it could.
+    """
+    tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
+    is_its = (ShareRow.instance_id == InstanceRow.id) & (ShareRow.job_id == job.id)
+    query = select(InstanceRow.id, InstanceRow.cores, ShareRow.slots).outerjoin(ShareRow, is_its)
+    found = s.execute(query.where(InstanceRow.state == LIVE).order_by(InstanceRow.id)).all()
+    if all(share is None for _, _, share in found):
+        return {at: slots_on(cores, job.parallelism, tasks) for at, cores, _ in found}
+    return {at: share or 0 for at, _, share in found}
 
 
 def gather(s: Session, job: JobRow, delay_ms: int) -> None:
@@ -99,14 +109,15 @@ def _awaited(s: Session, job: JobRow) -> list[AwaitedSlot]:
     """The slots that should join within moments, as those of all live instances start together; each on the node that
     its instance used last.
     """
-    there = {(slot.instance_id, slot.slot_index) for slot in members_of(s, job.id)}
-    tasks = s.scalars(select(func.count()).where(TaskRow.job_id == job.id)).one()
-    query = select(InstanceRow.id, InstanceRow.cores).where(InstanceRow.state == LIVE).order_by(InstanceRow.id)
-    instances = s.execute(query).all()
-    used = select(SlotRow.instance_id, SlotRow.node_id).where(SlotRow.instance_id.in_([each for each, _ in instances]))
+    there = Counter(slot.instance_id for slot in members_of(s, job.id))
+    wanted = slots_wanted(s, job)
+    used = select(SlotRow.instance_id, SlotRow.node_id).where(SlotRow.instance_id.in_(wanted))
     nodes = {at: node for at, node in s.execute(used.order_by(SlotRow.joined_ms))}  # noqa: C416  the last one counts
-    places = [(at, index) for at, cores in instances for index in range(slots_on(cores, job.parallelism, tasks))]
-    return [AwaitedSlot(f"{at}/{index}", nodes.get(at, at)) for at, index in places if (at, index) not in there]
+    return [
+        AwaitedSlot(f"{at}/{number}", nodes.get(at, at))
+        for at, slots in wanted.items()
+        for number in range(there[at], slots)
+    ]
 
 
 def _slots_for(situation: Situation, made: Assignment, holdings: Sequence[Holding]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from sqlalchemy import bindparam, exists, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, exists, func, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from service.catalog import commits as committing
 from service.catalog import idle_and_flush, job_changes
@@ -31,7 +31,7 @@ from service.catalog.replicas import (
     note_copy,
     note_report,
 )
-from service.catalog.tables import InstanceRow, JobRow, Json, ReplicaRow, SkipRow, SlotRow, StreamRow, TaskRow
+from service.catalog.tables import InstanceRow, JobRow, Json, ReplicaRow, ShareRow, SkipRow, SlotRow, StreamRow, TaskRow
 from service.catalog.tasks import (
     Assigned,
     ChangelogEnd,
@@ -45,6 +45,7 @@ from service.catalog.tasks import (
 from service.coordinator.changes import go_on_changing
 from service.coordinator.copies import COPY_PACE_MS, CopyReport, look_at_copies
 from service.coordinator.leases import (
+    IS_SHARE_OF_SLOT,
     LEASE_OF_SLOT,
     LIVE,
     PRESENT,
@@ -71,14 +72,24 @@ class PollOutcome:
     look_again_ms: int | None = None
 
 
+_OLDER = aliased(SlotRow)
+_OLDER_SLOTS = (  # of the same job on the same instance
+    select(func.count())
+    .where(_OLDER.job_id == SlotRow.job_id, _OLDER.state == LIVE, _OLDER.instance_id == SlotRow.instance_id)
+    .where(tuple_(_OLDER.joined_ms, _OLDER.slot_index) < tuple_(SlotRow.joined_ms, SlotRow.slot_index))
+    .correlate(SlotRow)
+    .scalar_subquery()
+)
 _SLOT = Prepared(
     select(SlotRow.job_id, SlotRow.instance_id, JobRow.state, InstanceRow.state, JobRow.max_batch_records)
     .add_columns(JobRow.idle_close_after_ms, JobRow.spec_sha256, exists().where(SkipRow.job_id == JobRow.id))
     .add_columns(SlotRow.lease_until_ms - Now(), SlotRow.lease_ms)
     .add_columns(JobRow.max_repartition_bytes, JobRow.max_task_idle_ms, JobRow.flush, JobRow.read_to)
     .add_columns(JobRow.spec_version, JobRow.is_probing, InstanceRow.leave_by_ms - Now())
+    .add_columns(ShareRow.slots <= _OLDER_SLOTS, ShareRow.leave_by_ms - Now())
     .join(JobRow, JobRow.id == SlotRow.job_id)
     .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+    .outerjoin(ShareRow, IS_SHARE_OF_SLOT)
     .where(SlotRow.id == bindparam("slot_id"), SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
 )
 
@@ -149,7 +160,7 @@ class _SlotNow(NamedTuple):
     is_lease_due: bool
     patience: Patience | None  # of a job with tasks that read more than one input
     is_probing: bool
-    leaves_in_ms: int | None  # of an instance that leaves: after so long its slots leave as they are
+    leaves_in_ms: int | None  # of an instance that leaves, or of what is beyond its share: then it leaves as it is
 
 
 def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
@@ -245,8 +256,8 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
         0
     ]
     is_due = is_renewal_due(left_ms, lease_ms)
-    max_bytes, task_idle_ms, flush, read_to, version, is_probing, leaves_in_ms = more
-    leaves_in_ms = None if instance_state == LIVE else leaves_in_ms or 0
+    max_bytes, task_idle_ms, flush, read_to, version, is_probing, instance_leaves_in_ms, *share = more
+    leaves_in_ms = _leaves_in_ms(instance_state, instance_leaves_in_ms, *share)
     is_wanted = job_state in STAFFED and (leaves_in_ms is None or (leaves_in_ms > 0 and _may_stay(s, job_id, slot_id)))
     idle_ms = None if job_state == CHANGING else idle_ms  # nothing is closed meanwhile, and nobody waits for that
     patience = None if max_bytes is None else Patience(max_bytes, task_idle_ms or 0, idle_ms, flush, read_to)
@@ -271,8 +282,16 @@ def _slot_now(s: Session, slot_id: str) -> _SlotNow:
     )
 
 
+def _leaves_in_ms(
+    instance_state: str, instance_leaves_in_ms: int | None, is_surplus: bool | None, surplus_leaves_in_ms: int | None
+) -> int | None:
+    if instance_state != LIVE:
+        return instance_leaves_in_ms or 0
+    return surplus_leaves_in_ms or 0 if is_surplus else None
+
+
 def _may_stay(s: Session, job_id: str, slot_id: str) -> bool:
-    """Whether a slot of an instance that leaves has a task that others can still take over."""
+    """Whether a slot that is to leave has a task that others can still take over."""
     runs = select(ReplicaRow.task_id).where(ReplicaRow.slot_id == slot_id, ReplicaRow.role == ACTIVE).limit(1)
     return s.execute(runs).first() is not None and bool(members_of(s, job_id))
 

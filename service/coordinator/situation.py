@@ -13,6 +13,7 @@ once the task is given to it. Where a slot of a former version keeps no copies, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
@@ -22,8 +23,8 @@ from sqlalchemy.orm import Session
 
 from service.catalog.nodes import HOST, nodes_by_id
 from service.catalog.replicas import BACKLOG, RUNNING, WARM, Holding, behind, changelog_ends
-from service.catalog.tables import InstanceRow, JobRow, ReplicaRow, SlotRow
-from service.coordinator.leases import LIVE, PRESENT
+from service.catalog.tables import InstanceRow, JobRow, ReplicaRow, ShareRow, SlotRow
+from service.coordinator.leases import IS_SHARE_OF_SLOT, LIVE, PRESENT
 from service.streams.assignment.group import AssignmentSettings, Group, ReplicaNode, Strategy, Task
 
 _RUN: Final = (WARM, RUNNING, BACKLOG)
@@ -123,11 +124,18 @@ class _OnNode(NamedTuple):
 
 
 def _present(s: Session, job_id: str) -> list[tuple[SlotRow, bool]]:
-    """The live slots of a job, and whether their instance stays, in the order in which they joined."""
-    query = select(SlotRow, InstanceRow.state).join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+    """The live slots of a job, and whether they stay, in the order in which they joined: their instance does, and they
+    are within its share.
+    """
+    query = select(SlotRow, InstanceRow.state, ShareRow.slots)
+    query = query.join(InstanceRow, InstanceRow.id == SlotRow.instance_id).outerjoin(ShareRow, IS_SHARE_OF_SLOT)
     alive = query.where(SlotRow.job_id == job_id, SlotRow.state == LIVE, InstanceRow.state.in_(PRESENT))
-    rows = s.execute(alive.order_by(SlotRow.joined_ms, SlotRow.slot_index, SlotRow.id))
-    return [(slot, state == LIVE) for slot, state in rows]
+    there: Counter[str] = Counter()
+    found = []
+    for slot, state, share in s.execute(alive.order_by(SlotRow.joined_ms, SlotRow.slot_index, SlotRow.id)):
+        found.append((slot, state == LIVE and (share is None or there[slot.instance_id] < share)))
+        there[slot.instance_id] += 1
+    return found
 
 
 def _place(
