@@ -249,13 +249,15 @@ def test_work_is_bounded_by_max_batch_records(catalog: Catalog) -> None:
 
 
 def test_an_idle_poll_writes_nothing(catalog: Catalog, job: JobRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = slot(catalog, join(catalog), job)
+    instance = join(catalog)
+    coordinator.heartbeat(catalog, instance, incarnation="first")
+    worker = slot(catalog, instance, job)
     for _ in range(2):  # the second says that its copies are restored
         worker.poll()
     monkeypatch.setattr(Catalog, "write", lambda *_, **__: pytest.fail("a write"))
     for _ in range(3):
         worker.poll()
-    coordinator.heartbeat(catalog, catalog.read(groups.list_instances)[0].id, incarnation="first")
+    coordinator.heartbeat(catalog, instance, incarnation="first")
 
 
 def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: JobRow) -> None:

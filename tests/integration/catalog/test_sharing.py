@@ -10,6 +10,7 @@ import pytest
 from service import coordinator
 from service.api.job_views import find_job_view
 from service.catalog.engine import JOBS, Catalog
+from service.catalog.streams import get_stream
 from service.catalog.tables import JobRow
 from service.catalog.totals import instances_standing
 from tests.grouping import LEASE_MS, PlayedGroup
@@ -152,7 +153,7 @@ def test_a_slot_gives_its_core_up_warm_when_a_job_comes(catalog: Catalog, job: J
     comer = make_job(catalog, "comer")
     assert beat(catalog, instance) == {"visits": 1, "comer": 1}
     assert set(owners(catalog, job).values()) == {first.id, second.id}  # nobody stops in the round that decides
-    post(catalog, "clicks", dict.fromkeys(range(4), 5))
+    post(catalog, catalog.read(get_stream, "clicks"), dict.fromkeys(range(4), 5))
     assert first.run() == 10
     assert second.run() == 0  # its poll hands over
     assert directive(second) == "leave"
