@@ -16,7 +16,17 @@ import pytest
 
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests.attached import LOOPBACK, Attached, are_gone
-from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
+from tests.driving import (
+    ONCE_AN_HOUR,
+    caught_up,
+    contents,
+    deduplicate,
+    expected,
+    in_state,
+    make_stream,
+    post,
+    some_records,
+)
 from tests.spark.conftest import PARTITIONS, slots_of, start_job
 from tests.strangers import REQUESTS, shown_by_ps, told_to_strangers
 
@@ -83,6 +93,29 @@ def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_pat
         assert second.stop() == 0
         wait_until(lambda: owners() == {instance.name}, PATIENCE_S, "the tasks to come back")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
+
+
+def test_slots_come_and_go_with_their_share_while_the_others_run_on(service: Running, instance: Attached) -> None:
+    """A second instance, which never runs a slot, has a share for a while."""
+    make_stream(service, "narrow", 2)
+    service.call("POST", "/v1/jobs", json=deduplicate("shared", "narrow", "shared-out"))
+    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
+    before = {slot["slot"] for slot in slots_of(service)}
+    ghost = {"name": "ghost", "incarnation": "1", "host": "nowhere", "cores": 2}
+    headers = {"Authorization": f"Bearer {instance.key}"}
+    with httpx.Client(base_url=service.url, headers=headers, timeout=60) as client:
+        joined = client.post("/v1/instances:join", json=ghost).raise_for_status().json()["instance_id"]
+
+        def is_shared() -> bool:
+            client.post(f"/v1/instances/{joined}:heartbeat", json={"incarnation": "1"}).raise_for_status()
+            return len(slots_of(service)) == 1
+
+        wait_until(is_shared, PATIENCE_S, "a slot to leave")
+        [stayed] = slots_of(service)
+        assert stayed["slot"] in before
+        client.post(f"/v1/instances/{joined}:leave", json={"incarnation": "1"}).raise_for_status()
+    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "another slot beside it")
+    assert stayed["slot"] in {slot["slot"] for slot in slots_of(service)}
 
 
 # ---------------------------------------------------------------- lost and hanging slots
