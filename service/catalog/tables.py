@@ -441,7 +441,7 @@ class SlotRow(CatalogTable):
 
 
 class ShareRow(CatalogTable):
-    """How many slots of a job an instance should run. `leave_by_ms`: until when those beyond that may keep their tasks."""
+    """How many slots of a job an instance should run. `leave_by_ms`: until when those beyond may keep their tasks."""
 
     __tablename__ = "shares"
 

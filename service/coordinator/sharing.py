@@ -12,7 +12,7 @@ over first. So nobody stops in the round that decides, and a core is free once i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -57,6 +57,7 @@ class Sharing(NamedTuple):
     wanted: Mapping[tuple[str, str], int]
     names: Mapping[str, str]
     shortages: Mapping[str, str]
+    places: Collection[str]  # instances that stay
 
     @property
     def target(self) -> dict[tuple[str, str], int]:
@@ -91,7 +92,8 @@ def sharing_of(s: Session) -> Sharing:
         tuple(Claim(i, max(n, min(1 + (standbys or 0), hosts)), each) for i, _, _, each, n, standbys in claims),
         held,
     )
-    return Sharing(dict(held), wanted, {i: name for i, name, *_ in claims}, {i: lack for i, _, lack, *_ in claims})
+    names, shortages = {i: name for i, name, *_ in claims}, {i: lack for i, _, lack, *_ in claims}
+    return Sharing(dict(held), wanted, names, shortages, {place.id for place in open_places})
 
 
 @lru_cache(maxsize=4)  # every heartbeat asks
@@ -118,7 +120,8 @@ def share_cores(s: Session, *, scale_down_timeout_ms: int, initial_delay_ms: int
     for (job_id, instance_id), slots in sharing.target.items():
         before = sharing.held.get((job_id, instance_id), 0)
         if slots != before and (job_id in jobs or not slots):
-            (gaining if slots > before else losing).add(job_id)
+            if instance_id in sharing.places:  # slots of others leave already
+                (gaining if slots > before else losing).add(job_id)
             by_ms = at + scale_down_timeout_ms
             s.merge(ShareRow(job_id=job_id, instance_id=instance_id, slots=slots, leave_by_ms=by_ms))
     s.flush()

@@ -9,6 +9,7 @@ import pytest
 
 from service import coordinator
 from service.api.job_views import find_job_view
+from service.catalog import groups
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.streams import get_stream
 from service.catalog.tables import JobRow
@@ -253,6 +254,15 @@ def test_who_has_been_there_longest_stays_whatever_its_index(catalog: Catalog, j
     poll(*living, again)
     assert [directive(each) for each in (*living, again)] == ["run", "run", "leave"]
     assert set(owners(catalog, job).values()) == {each.id for each in living}
+
+
+def test_what_a_draining_instance_had_is_shared_without_a_round_of_its_own(catalog: Catalog, job: JobRow) -> None:
+    one, two = join(catalog, "one"), join(catalog, "two")
+    assert [beat(catalog, one), beat(catalog, two)] == [{"visits": 2}, {"visits": 2}]
+    poll(*start(catalog, one, job, 2), *start(catalog, two, job, 2))
+    catalog.write(coordinator.leave_instance, two, incarnation="first", drain=True, scale_down_timeout_ms=TIMEOUT_MS)
+    assert [beat(catalog, one), beat(catalog, two)] == [{"visits": 4}, {}]
+    assert "cores were shared anew" not in {row.reason for row in catalog.read(groups.rebalances_of, job.id)}
 
 
 # ---------------------------------------------------------------- who lacks a core
