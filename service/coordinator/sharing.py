@@ -25,7 +25,7 @@ from service.catalog.tables import InstanceRow, JobRow, Json, ShareRow, TaskRow
 from service.coordinator.leases import LIVE
 from service.coordinator.ownership import gather, members_of, rebalance
 from service.protocol import WantedJob
-from service.streams.assignment.sharing import Claim, Place, share_out
+from service.streams.assignment.sharing import Claim, InstanceCores, share_out
 
 NO_CORES: Final = "no_cores"
 UNCOUNTED: Final = 1_024  # slots of an instance whose cores are not counted, at most
@@ -85,7 +85,7 @@ def sharing_of(s: Session) -> Sharing:
     """From one snapshot: three queries."""
     claims, places = s.execute(_CLAIMS).all(), s.execute(_PLACES).all()
     held = tuple(((job_id, at), slots) for job_id, at, slots in s.execute(_HELD))
-    open_places = tuple(Place(at, cores, _room(cores, spark)) for at, cores, spark in places)
+    open_places = tuple(InstanceCores(at, cores, _room(cores, spark)) for at, cores, spark in places)
     hosts = sum(place.cores > 0 for place in open_places)
     wanted = _shared(
         open_places,
@@ -97,7 +97,7 @@ def sharing_of(s: Session) -> Sharing:
 
 
 @lru_cache(maxsize=4)  # every heartbeat asks
-def _shared(places: Sequence[Place], claims: Sequence[Claim], held: _Held) -> Mapping[tuple[str, str], int]:
+def _shared(places: Sequence[InstanceCores], claims: Sequence[Claim], held: _Held) -> Mapping[tuple[str, str], int]:
     return share_out(places, claims, dict(held))
 
 

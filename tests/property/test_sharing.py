@@ -9,18 +9,20 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.streams.assignment.sharing import Claim, Place, share_out, slots_on
+from service.streams.assignment.sharing import Claim, InstanceCores, share_out, slots_on
 
 Key = tuple[str, str]
 
 
 @st.composite
-def places(draw: st.DrawFn, most: int = 4, cores: int = 6) -> list[Place]:
+def places(draw: st.DrawFn, most: int = 4, cores: int = 6) -> list[InstanceCores]:
     """Instances whose cores are counted, and others."""
     found = []
     for number in range(draw(st.integers(0, most))):
         of_it = draw(st.integers(0, cores))
-        found.append(Place(f"i{number}", of_it, of_it if draw(st.booleans()) else of_it + draw(st.integers(0, 8))))
+        found.append(
+            InstanceCores(f"i{number}", of_it, of_it if draw(st.booleans()) else of_it + draw(st.integers(0, 8)))
+        )
     return found
 
 
@@ -30,7 +32,7 @@ def claims(draw: st.DrawFn, most: int = 6, tasks: int = 9) -> list[Claim]:
     return [Claim(f"j{n}", draw(st.integers(1, tasks)), draw(each)) for n in range(draw(st.integers(0, most)))]
 
 
-def held_by(draw: st.DrawFn, places: Sequence[Place], claims: Sequence[Claim], most: int = 6) -> dict[Key, int]:
+def held_by(draw: st.DrawFn, places: Sequence[InstanceCores], claims: Sequence[Claim], most: int = 6) -> dict[Key, int]:
     """Anything, of jobs and instances that are gone too."""
     jobs, at = [*(job.id for job in claims), "gone"], [*(place.id for place in places), "away"]
     keys = draw(st.sets(st.tuples(st.sampled_from(jobs), st.sampled_from(at)), max_size=8))
@@ -51,7 +53,7 @@ def by_place(shares: Mapping[Key, int]) -> Counter[str]:
     return found
 
 
-def limits(at: Sequence[Place], jobs: Sequence[Claim]) -> dict[Key, int]:
+def limits(at: Sequence[InstanceCores], jobs: Sequence[Claim]) -> dict[Key, int]:
     return {(job.id, place.id): slots_on(place.cores, job.on_each, job.most) for job, place in product(jobs, at)}
 
 
@@ -102,7 +104,7 @@ def test_a_job_that_comes_takes_from_others_only_what_it_gets(data: st.DataObjec
     assert (by_job(after)[comer.id] > 0) == (sum(place.cores for place in at) > len(jobs))
 
 
-def allocations(at: Sequence[Place], jobs: Sequence[Claim]) -> Iterator[dict[Key, int]]:
+def allocations(at: Sequence[InstanceCores], jobs: Sequence[Claim]) -> Iterator[dict[Key, int]]:
     """All that are allowed."""
     most = limits(at, jobs)
     for chosen in product(*(range(limit + 1) for limit in most.values())):

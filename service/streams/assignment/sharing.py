@@ -19,7 +19,7 @@ from typing import NamedTuple
 Shares = Mapping[tuple[str, str], int]  # (job, instance) → slots
 
 
-class Place(NamedTuple):
+class InstanceCores(NamedTuple):
     """An instance: `cores`, and the slots of all jobs that it runs at most."""
 
     id: str
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     on_each: int | None = None
 
 
-def share_out(places: Sequence[Place], claims: Sequence[Claim], held: Shares) -> dict[tuple[str, str], int]:
+def share_out(places: Sequence[InstanceCores], claims: Sequence[Claim], held: Shares) -> dict[tuple[str, str], int]:
     """How many slots of each job on each instance (>= 1; none: no entry), where there were `held`; 0 there: a job was
     on an instance once, and finds its copies again. The order of `claims` and `places` settles what is equal otherwise:
     who comes first gets more, and keeps it.
@@ -50,7 +50,7 @@ def share_out(places: Sequence[Place], claims: Sequence[Claim], held: Shares) ->
 class _Table:
     """Shares while they are changed, one slot at a time."""
 
-    def __init__(self, places: Sequence[Place], claims: Sequence[Claim], held: Shares) -> None:
+    def __init__(self, places: Sequence[InstanceCores], claims: Sequence[Claim], held: Shares) -> None:
         self.places, self.claims, self.known = places, claims, held.keys()
         self.slots = Counter(
             {
@@ -113,26 +113,26 @@ class _Table:
 
     # ------------------------------------------------------------ steps
 
-    def _free(self, job: Claim) -> Place | None:
+    def _free(self, job: Claim) -> InstanceCores | None:
         """Where a slot more of the job fits best: where it has least, has been before, most cores are free."""
 
-        def order(at: Place) -> tuple[int, bool, float]:
+        def order(at: InstanceCores) -> tuple[int, bool, float]:
             return self.slots[job.id, at.id], (job.id, at.id) not in self.known, self.loads[at.id] / at.cores
 
         free = [at for at in self.places if self.loads[at.id] < at.room and self._may_grow(job, at)]
         return min(free, key=order, default=None)
 
-    def _to_take(self, job: Claim) -> tuple[Claim, Place] | None:
+    def _to_take(self, job: Claim) -> tuple[Claim, InstanceCores] | None:
         """Whose slot the job may have, and where: of those that have most, where they have most and it has least."""
         richer = [each for each in reversed(self.claims) if self.totals[each.id] >= self.totals[job.id] + 2]
         open_ = [at for at in self.places if self._may_grow(job, at)]
         takable = [(each, at) for each, at in product(richer, open_) if self.slots[each.id, at.id]]
         return max(takable, key=lambda step: self._gain(job, *step), default=None)
 
-    def _gain(self, job: Claim, other: Claim, at: Place) -> tuple[int, int]:
+    def _gain(self, job: Claim, other: Claim, at: InstanceCores) -> tuple[int, int]:
         return self.totals[other.id], self.slots[other.id, at.id] - self.slots[job.id, at.id]
 
-    def _spreading(self, job: Claim) -> Iterator[tuple[Place, Place, Claim | None]]:
+    def _spreading(self, job: Claim) -> Iterator[tuple[InstanceCores, InstanceCores, Claim | None]]:
         by_slots = sorted(self.places, key=lambda at: self.slots[job.id, at.id])
         for source, target in product(reversed(by_slots), by_slots):
             if self.slots[job.id, source.id] < self.slots[job.id, target.id] + 2 or not self._may_grow(job, target):
@@ -145,7 +145,7 @@ class _Table:
                 if other != job and is_even and self._may_grow(other, source):
                     yield source, target, other
 
-    def _thinning(self) -> Iterator[tuple[Claim, Place, Place]]:
+    def _thinning(self) -> Iterator[tuple[Claim, InstanceCores, InstanceCores]]:
         by_load = sorted((at for at in self.places if at.cores), key=lambda at: self.loads[at.id] / at.cores)
         for source, target in product(reversed(by_load), by_load):
             is_better = (self.loads[source.id] - 1) // source.cores > self.loads[target.id] // target.cores
@@ -156,14 +156,14 @@ class _Table:
                 if is_even and self._may_grow(job, target):
                     yield job, source, target
 
-    def _may_grow(self, job: Claim, at: Place) -> bool:
+    def _may_grow(self, job: Claim, at: InstanceCores) -> bool:
         return self.slots[job.id, at.id] < slots_on(at.cores, job.on_each, job.most)
 
-    def _move(self, job: Claim, source: Place, target: Place) -> None:
+    def _move(self, job: Claim, source: InstanceCores, target: InstanceCores) -> None:
         self._add(job, source, -1)
         self._add(job, target, 1)
 
-    def _add(self, job: Claim, at: Place, slots: int) -> None:
+    def _add(self, job: Claim, at: InstanceCores, slots: int) -> None:
         self.slots[job.id, at.id] += slots
         self.loads[at.id] += slots
         self.totals[job.id] += slots
