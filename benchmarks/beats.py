@@ -18,14 +18,15 @@ from service.streams.partitioner import murmur2
 
 Record = dict[str, Any]
 WAIT_MS: Final = 500  # of a reader at the end
+MEASURED: Final = "-0"  # the end of the id of a beat's first record in a partition
 
 
 class Beats:
     """Posts `at_once` records to each partition of `source`, every `every_s`, and follows `sink`; a context manager, at
     whose end every result is there. All moments are of the wall clock (s).
 
-    The job between them keeps keys and values, and each `value.id` once. Timestamps (ms) rise from `start_ms` on, which
-    is later than all that is in the sink.
+    The job between them keeps keys and values, and lets each `value.id` through once. Timestamps (ms) rise from
+    `start_ms` on, which is later than all that is in the sink.
     """
 
     def __init__(
@@ -66,6 +67,10 @@ class Beats:
             self._threads.shutdown()
         self._running_threads[1].result()
 
+    def wait_for_results(self, beats: int) -> None:
+        """Until so many beats have come out of each partition. Raises TimeoutError."""
+        wait_until(lambda: len(self._seen_s) >= beats * len(self._keys), PATIENCE_S, f"{beats} beats")
+
     def waits_s(self, partition: int, since_s: float, until_s: float) -> list[float]:
         """How long each beat that was posted then waited for its result; those that wait still have none."""
         posted = [(each, at) for (of, each), at in list(self._posted_s.items()) if of == partition]
@@ -82,7 +87,7 @@ class Beats:
             records = list(self._beat(number))
             at = time.time()
             for partition in range(len(self._keys)):
-                self._posted_s[partition, f"{self._sink}-{number}-{partition}-0"] = at
+                self._posted_s[partition, f"{self._start_ms}-{number}-{partition}{MEASURED}"] = at
             self._running.call("POST", f"/v1/streams/{self._source}/records", json={"records": records})
             self.records += records
             if self._is_enough.wait(self._every_s):
@@ -92,7 +97,7 @@ class Beats:
         at_ms = self._start_ms + round(number * self._every_s * 1000)
         for partition, key in enumerate(self._keys):
             for i in range(self._at_once):
-                yield {"key": key, "value": {"id": f"{self._sink}-{number}-{partition}-{i}"}, "timestamp": at_ms}
+                yield {"key": key, "value": {"id": f"{self._start_ms}-{number}-{partition}-{i}"}, "timestamp": at_ms}
 
     def _follow(self) -> None:
         where: dict[str, Any] = {"from_timestamp": self._start_ms}
@@ -100,8 +105,9 @@ class Beats:
             query = where | {"limit": 5_000, "wait_ms": WAIT_MS}
             page = self._running.call("GET", f"/v1/streams/{self._sink}/records", params=query)
             at = time.time()
-            for record in page["records"]:
-                self._seen_s.setdefault(record["value"]["id"], at)
+            for each in (record["value"]["id"] for record in page["records"]):
+                if each.endswith(MEASURED):
+                    self._seen_s.setdefault(each, at)
             where = {"cursor": page["next"]}
 
     def _is_all_there(self) -> bool:

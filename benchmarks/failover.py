@@ -44,14 +44,15 @@ EVERY_S: Final = 0.05  # between beats: so exact is a figure
 SOURCE: Final = "keys"
 SETTLE_S: Final = 600.0  # until all is even again, standbys of all keys too
 START_MS: Final = 1_700_000_000_000
-DAY_MS: Final = 86_400_000
+HOUR_MS: Final = 3_600_000
+BEATS_BEFORE: Final = 20  # a kill
 POST_RECORDS: Final = 200_000
 LOST: Final = ("an executor was lost", "an instance was lost", "a slot was lost")
 OPERATOR: Final = {
     "op": "deduplicate_by_key_value",
     "name": "once",
     "id": "value->>'id'",
-    "interval_ms": 30 * DAY_MS,
+    "interval_ms": 720 * HOUR_MS,
 }
 
 
@@ -149,6 +150,7 @@ class Fleet:
     folder: Path
     instances: list[Attached] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
+    hours: Iterator[int] = field(default_factory=lambda: count(24))  # of event time: beats come behind all before
 
     def fill_up(self) -> None:
         """Start who is missing, each on an empty disk, and wait until they are members."""
@@ -162,10 +164,9 @@ class Fleet:
         for instance in self.instances:
             instance.wait_until_it_has(state="live", cores=1)
 
-    def replace_oldest(self) -> None:
-        """What is left of it ends."""
+    def retire(self) -> None:
+        """What is left of the older one ends."""
         self.instances.pop(0).end()
-        self.fill_up()
 
     def end(self) -> None:
         """All of them."""
@@ -179,12 +180,14 @@ def _of_a_job(fleet: Fleet, standbys: int, kills: int, rng: Random) -> Iterator[
     job = {"name": name, "source": SOURCE, "operators": [OPERATOR], "sink": f"{name}-out", "standby_replicas": standbys}
     running.call("POST", "/v1/jobs", json=job | {"acceptable_recovery_lag": 1_000})
     running.wait_until_caught_up(name)
-    start_ms = START_MS + (2 - standbys) * DAY_MS
-    with Beats(running, SOURCE, f"{name}-out", partitions=PARTITIONS, start_ms=start_ms, every_s=EVERY_S) as beats:
-        for _ in range(kills):
-            wait_until(lambda: _is_settled(fleet, name, standbys), SETTLE_S, f"{name} to be even, with standbys")
+    for _ in range(kills):
+        fleet.fill_up()
+        wait_until(lambda: _is_settled(fleet, name, standbys), SETTLE_S, f"{name} to be even, with standbys")
+        start_ms = START_MS + next(fleet.hours) * HOUR_MS
+        with Beats(running, SOURCE, f"{name}-out", partitions=PARTITIONS, start_ms=start_ms, every_s=EVERY_S) as beats:
+            beats.wait_for_results(BEATS_BEFORE)
             yield _failover(fleet, name, beats, rng.choice(["executor", "driver"]), standbys)
-            fleet.replace_oldest()
+        fleet.retire()
     running.call("POST", f"/v1/jobs/{name}:stop", params={"wait": "stopped"})
     running.call("DELETE", f"/v1/jobs/{name}")
 
