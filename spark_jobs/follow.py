@@ -9,7 +9,9 @@ needed.
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +83,7 @@ class Follower(Generic[CopyT]):
     def __init__(self, changelog: Changelog, open_copy: Callable[[int], CopyT | None], end: int) -> None:
         self._changelog, self._open_copy = changelog, open_copy
         self._copy: CopyT | None = None
+        self._found: deque[Chunk] = deque()  # from the position on, as they were asked for last
         self.end, self.position = end, CLOSED
 
     @property
@@ -109,6 +112,7 @@ class Follower(Generic[CopyT]):
     def close(self) -> None:
         """Close it, as often as one likes."""
         held, self._copy, self.position = self._copy, None, CLOSED
+        self._found.clear()
         if held is not None:
             held.close()
 
@@ -121,8 +125,7 @@ class Follower(Generic[CopyT]):
         """Bring an open copy towards `end`, chunk by chunk, until that moment (monotonic); at least by one chunk."""
         while self.is_behind:
             since = self.position
-            # What begins at the end may be of another version of the job: the store is told of that first.
-            chunks = [chunk for chunk in self._changelog.chunks_from(since) if chunk.first_offset < self.end]
+            chunks = self._next_chunks()
             if not chunks:
                 self._apply(since, self.end, empty(CHANGELOG_SCHEMA))  # no chunk holds these offsets: no changes
             for chunk in chunks:
@@ -131,6 +134,17 @@ class Follower(Generic[CopyT]):
                     return
                 if self.position < chunk.end_offset:
                     break  # another writer began it anew: what lies between is to be found first
+
+    def _next_chunks(self) -> list[Chunk]:
+        """Those from the position on, asked for once though each slice replays a few of them.
+
+        What begins at the end may be of another version of the job: the store is told of that first.
+        """
+        while self._found and self._found[0].end_offset <= self.position:
+            self._found.popleft()
+        if not self._found or self._found[0].first_offset > self.position:
+            self._found = deque(self._changelog.chunks_from(self.position))
+        return list(itertools.takewhile(lambda chunk: chunk.first_offset < self.end, self._found))
 
     def take(self, chunk: Chunk) -> None:
         """Replay what was just committed, if the copy stands right before it; else `follow` gets there."""

@@ -103,6 +103,16 @@ def test_a_slice_that_has_no_time_left_is_one_chunk(log: Log, where: Where) -> N
     assert keys_of(copy.copy) == [key(n) for n in range(3)]
 
 
+def test_chunks_are_asked_for_once_though_slices_replay_one_each(log: Log, where: Where) -> None:
+    """A listing of many small ones takes longer than to replay one of them."""
+    log.write(*(changes({key(n): n}) for n in range(5)))
+    copy = follower(log, where)
+    while copy.is_behind:
+        copy.follow(time.monotonic())
+    assert log.found == [0, 2, 4]
+    assert keys_of(copy.copy) == [key(n) for n in range(5)]
+
+
 def test_offsets_that_no_chunk_holds_are_passed(log: Log, where: Where) -> None:
     log.write(changes({key(1): 1}), changes({key(2): 2}), gap=5)
     copy = follower(log, where)
