@@ -51,6 +51,7 @@ class AttachedGroup:
         self.running, self.cluster, self.names = running, cluster, names
         where = {"master": cluster.master, "secret": cluster.secret}
         self.instances: dict[str, Attached] = {}
+        self.ended: dict[str, str] = {}  # name → the incarnation before the present one
         for name in names:
             (folder / name).mkdir()
             self.instances[name] = Attached(running, folder / name, "--cores", "1", name=name, **where)
@@ -72,8 +73,10 @@ class AttachedGroup:
         wait_until(self._is_whole, PATIENCE_S, f"all of {self.names} with their tasks and standbys")
 
     def has_slot(self, name: str) -> bool:
-        """Whether an instance is in the group."""
-        return self._slot_of(name) is not None and bool(self.instances[name].slots())
+        """Whether an instance is in the group, the process that was started last."""
+        shown = self.running.call("GET", f"/v1/instances/{name}")
+        is_live = shown["state"] == "live" and shown["incarnation"] != self.ended.get(name)
+        return is_live and self._slot_of(name) is not None and bool(self.instances[name].slots())
 
     def tasks(self) -> dict[int, tuple[str, int]]:
         """Partition → the slot that owns its task, and the epoch."""
@@ -94,6 +97,7 @@ class AttachedGroup:
             executor.kill()
 
     def kill_driver(self, name: str) -> None:
+        self._note_end(name)
         self.instances[name].end()
         self.instances[name].start()
 
@@ -114,6 +118,7 @@ class AttachedGroup:
         driver.resume()
 
     def drain(self, name: str) -> None:
+        self._note_end(name)
         assert self.instances[name].stop() == 0
         self.instances[name].start()
 
@@ -124,6 +129,9 @@ class AttachedGroup:
         wait_until(lambda: log.read_text().count("Recovery complete") > before, PATIENCE_S, "the end of the recovery")
 
     # ------------------------------------------------------------ the group
+
+    def _note_end(self, name: str) -> None:
+        self.ended[name] = self.running.call("GET", f"/v1/instances/{name}")["incarnation"]
 
     def _slot_of(self, name: str) -> str | None:
         members = self.running.call("GET", "/v1/groups/job")["members"]
