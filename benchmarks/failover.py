@@ -75,7 +75,8 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=1, help="of who is killed (1)")
     given = arguments.parse_args()
     for row in rows(given.kills, given.keys, given.seed):
-        print(f"{row.measure}: {row.figure:.2f} {row.unit} (bar: {row.bar}; {row.conditions})")
+        bar = f"bar: {row.bar}; " if row.bar else ""
+        print(f"{row.measure}: {row.figure:.2f} {row.unit} ({bar}{row.conditions})")
 
 
 def rows(kills: int = KILLS, keys: int = KEYS, seed: int = 1) -> Iterator[Measurement]:
