@@ -5,10 +5,10 @@ of another service on the same cluster; in the other one they befall two of the 
 and drivers, slots and drivers stopped (SIGSTOP) past the lease and continued, instances drained and added, the master
 restarted. What comes out is what comes out of one undisturbed run.
 
-`-s` shows how long tasks that did not move kept a record waiting in both runs, and how much tasks that moved had to
-replay. `make test` runs three workers on two cores, so pauses are bounded loosely: the ratio of both runs (p99, at most
-1.5) is to be read off a run of this module alone. MILLRACE_CLUSTER_TEST_S is how long both runs take together, in
-seconds (90); each fault happens at least once in either.
+By hand, with MILLRACE_CLUSTER_TEST_S: how long both runs take together, in seconds (90, 600); each fault happens at
+least once in either. `-s` shows how long tasks that did not move kept a record waiting in both runs, and how much tasks
+that moved had to replay. The ratio of both runs (p99, at most 1.5) is to be read off a quiet machine; here pauses are
+bounded loosely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests.attached import Attached, Standalone, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, deduplicate, expected, make_stream, post, some_records
 
-pytestmark = pytest.mark.spark
+BY_HAND = "minutes on a machine of its own: set MILLRACE_CLUSTER_TEST_S"
+pytestmark = [pytest.mark.spark, pytest.mark.skipif("MILLRACE_CLUSTER_TEST_S" not in os.environ, reason=BY_HAND)]
 
 DURATION_S = float(os.environ.get("MILLRACE_CLUSTER_TEST_S", "90"))
 PARTITIONS = 6
