@@ -49,11 +49,14 @@ def _children(schema: Json) -> Iterator[Json]:
 
 def make_plain(schema: Json) -> None:
     """What generators stumble over, said otherwise: titles of members (they would become names of classes), integers
-    without a format, bounds that no int64 holds, enumerations without a type, and `anyOf` for nothing but null.
+    without a format, bounds that no int64 holds, dictionaries by a pattern of their names, enumerations without a type,
+    and `anyOf` for nothing but null.
     """
     schema.pop("title", None)
     if "prefixItems" in schema:
         schema["items"] = schema.get("items") or {}  # `maxItems` says where it ends; linters ask for a schema here
+    if len(schema.get("patternProperties", {})) == 1 and "properties" not in schema:
+        _give_names(schema)
     _give_type(schema)
     if schema.get("type") in ("integer", ["integer", "null"]):
         _give_format(schema)
@@ -61,6 +64,12 @@ def make_plain(schema: Json) -> None:
     others = [option for option in options if option != NULL]
     if len(others) < len(options):
         _take_null(schema, others)
+
+
+def _give_names(schema: Json) -> None:
+    """A pattern of names alone admits others; and generators know dictionaries by `additionalProperties`."""
+    [(pattern, value)] = schema.pop("patternProperties").items()
+    schema |= {"additionalProperties": value, "propertyNames": {"pattern": pattern}}
 
 
 def _give_type(schema: Json) -> None:

@@ -346,3 +346,19 @@ def test_functions_and_time_limits_are_whole(public: dict[str, Any]) -> None:
     assert not spec.is_valid(suppress)
     assert spec.is_valid(suppress | {"time_limit_ms": 5})
     assert not spec.is_valid(suppress | {"until": "window_closes", "time_limit_ms": 5})
+
+
+def test_dictionaries_take_no_other_names_and_say_what_is_in_them(public: dict[str, Any]) -> None:
+    """Generators know `additionalProperties` alone; what else is in a dictionary, their clients would not send."""
+    assert "patternProperties" not in str(public["components"])
+    for model, member, good, bad in (
+        ("StreamRequest", "fields", {"id": "string"}, {"": "string"}),
+        ("ChangeRequest", "renames", {"a": "b"}, {"A": "b"}),
+        ("JobChange", "buffers", {"a": {"max_records": 1}}, {"A": {}}),
+        ("StartOffsets", "offsets", {"0": 1}, {"00": 1}),
+        ("StartOffsets", "offsets", {"clicks": {"0": 1}}, {"clicks": {"x": 1}}),
+    ):
+        schema = public["components"]["schemas"][model]["properties"][member]
+        validator = Draft202012Validator({**schema, "components": public["components"]})
+        assert validator.is_valid(good), (model, member)
+        assert not validator.is_valid(bad), (model, member)
