@@ -10,7 +10,7 @@ NODE := openapi/with-node
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test check lint unit bench openapi services clean
+.PHONY: install lock demo test check lint unit bench openapi clients services clean
 
 install: $(STAMP)
 
@@ -75,5 +75,18 @@ bench: install
 openapi: install
 	$(BIN)/python -m service.cli openapi
 
+# What is generated is not kept; the generators are pinned by clients/requirements.lock and openapi/package-lock.json.
+GENERATOR := clients/.generator/bin
+GENERATED := clients/python/millrace_client/generated
+clients: install $(JUDGES)
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python clients/.generator
+	@VIRTUAL_ENV=clients/.generator $(BIN)/uv pip sync --quiet --require-hashes clients/requirements.lock
+	PATH="$(CURDIR)/$(GENERATOR):$$PATH" openapi-python-client generate --path openapi/openapi.json \
+	    --config clients/python/generator.yaml --meta none --overwrite --fail-on-warning --output-path $(GENERATED)
+	$(GENERATOR)/python clients/check_examples.py
+	$(NODE) npx --prefix openapi --no-install openapi-typescript openapi/openapi.json -o clients/typescript/src/schema.ts
+	$(NODE) npx --prefix openapi --no-install tsc --project clients/typescript
+
 clean:
-	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node
+	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node clients/.generator \
+	    $(GENERATED) clients/typescript/src/schema.ts

@@ -1,0 +1,1 @@
+"""A client of Millrace; `generated` is made of its OpenAPI document by `make clients`."""
