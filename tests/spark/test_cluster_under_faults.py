@@ -50,7 +50,8 @@ class AttachedGroup:
 
     def __init__(self, running: Running, cluster: Standalone, folder: Path, names: Sequence[str]) -> None:
         self.running, self.cluster, self.names = running, cluster, names
-        where = {"master": cluster.master, "secret": cluster.secret}
+        # Nobody starts instances again that end while a master takes its time to start.
+        where: dict[str, Any] = {"master": cluster.master, "secret": cluster.secret, "spark_patience_ms": 150_000}
         self.instances: dict[str, Attached] = {}
         self.ended: dict[str, str] = {}  # name → the incarnation before the present one
         for name in names:
