@@ -139,9 +139,9 @@ def _evict(s: Session, at: int) -> int:
     jobs = [lock_job(s, job_id=job_id) for job_id in sorted({job_id for _, job_id in (*struck, *lost)})]
     alone_ids = {slot_id for slot_id, _ in lost}
     take_tasks(s, jobs, alone_ids.union(slot_id for slot_id, _ in struck), unless_renewed=alone_ids)
-    gone = update(InstanceRow).where(InstanceRow.id.in_(instances), is_expired).values(state=GONE)
-    s.execute(gone, execution_options=UNSEEN)
     if instances:
+        gone = update(InstanceRow).where(InstanceRow.id.in_(instances), is_expired).values(state=GONE)
+        s.execute(gone, execution_options=UNSEEN)
         wake(s, JOBS)
     of_instances = {job_id for _, job_id in struck}
     for job in jobs:
