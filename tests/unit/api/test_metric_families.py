@@ -97,7 +97,15 @@ def test_a_rate_is_the_total_by_the_seconds() -> None:
 
 
 def exposed(*tasks: TaskTotals) -> str:
-    figures = CatalogTotals({}, {}, 0, 0, tasks, [SESSIONS, SUPPRESS])
+    figures = CatalogTotals(
+        jobs={},
+        rebalances={},
+        live_instances=0,
+        live_slots=0,
+        jobs_without_cores=0,
+        tasks=tasks,
+        stores=[SESSIONS, SUPPRESS],
+    )
     return prometheus.exposition(figures, {("s1", 0): Size(1, 2), ("s2", 0): Size(3, 4)}).decode()
 
 
