@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import Header, Path, Query
 from pydantic import BaseModel, Field
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -34,7 +33,7 @@ from service.catalog import job_changes, job_creation, job_states, job_versions,
 from service.catalog.job_changes import BufferBound
 from service.catalog.shared_sinks import shared_sinks
 from service.catalog.start_positions import FirstRecords
-from service.catalog.tables import JobRow, JobVersionRow, TaskRow
+from service.catalog.tables import JobRow, JobVersionRow
 from service.faults import fault_point
 from service.lookups import Lookups
 from service.positions import RowCursor, opaque
@@ -286,7 +285,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str,
     require_tag(job, tag)
     spec, wanted = choose(s, job)
     found = wanted.compared(s, job, spec)
-    tasks = s.scalars(select(TaskRow).where(TaskRow.job_id == job.id)).all()
+    tasks = jobs.task_rows(s, job.id)
     full = job_changes.too_full(jobs.stores_of(s, job.id), tasks, job_changes.bounds_of(found))
     problems = [*found.problems, *_over(spec, wanted, found, full)]
     view = {

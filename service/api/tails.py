@@ -27,7 +27,7 @@ from service.payloads.answers import KeyEncoding
 from service.positions import cursor_of, position_of
 from service.problems import ProblemError, declared, refused
 from service.reads.places import offset_at
-from service.reads.tails import Place, TailedRecords, TailedStream
+from service.reads.tails import TailedRecords, TailedStream, TailPlace
 from service.streams.errors import OffsetTruncated, UnknownPartition
 
 router = router_of("streams")
@@ -108,7 +108,7 @@ async def tail_stream(
     return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
 
-def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tuple[StreamRow, Place]:
+def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tuple[StreamRow, TailPlace]:
     """The stream, and an offset of each of its partitions. Raises OffsetTruncated."""
     stream: StreamRow = state.catalog.read(streams.get_stream, name)
     bounds: list[PartitionRow] = state.catalog.read(streams.partitions_of, stream.id)
@@ -124,7 +124,7 @@ def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tupl
     return stream, _of_cursor(stream, state.catalog.lineage, bounds, begin, "?from")
 
 
-def _of_cursor(stream: StreamRow, lineage: str, bounds: list[PartitionRow], text: str, pointer: str) -> Place:
+def _of_cursor(stream: StreamRow, lineage: str, bounds: list[PartitionRow], text: str, pointer: str) -> TailPlace:
     """Of partitions that it does not name: the end."""
     found = cursor_of(text) or position_of(text)
     if found is None or found.stream != stream.id or found.lineage != lineage:

@@ -43,7 +43,7 @@ RETRY_S: Final = 1.0  # after the catalog or the storage did not answer
 RETRY_MS: Final = 1_000  # how long a client waits before it comes back
 
 IsAllowed = Callable[[], Awaitable[bool]]
-Place = dict[int, int]  # an offset a partition, of all of them
+TailPlace = dict[int, int]  # an offset a partition, of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Tails:
         self._feeds: dict[TailedStream, _Feed] = {}
 
     async def follow(
-        self, stream: TailedStream, place: Place, wanted: TailedRecords, is_allowed: IsAllowed, *, until_s: float
+        self, stream: TailedStream, place: TailPlace, wanted: TailedRecords, is_allowed: IsAllowed, *, until_s: float
     ) -> AsyncIterator[bytes]:
         """Events of a stream from a place on, until that moment (monotonic), the end of the service, of the stream or
         of the right to read it.
@@ -124,7 +124,7 @@ class Tails:
         async for frames in tail.frames(until_s):
             yield frames
 
-    async def _catch_up(self, tail: _Tail, *, until: Place | None) -> AsyncIterator[bytes]:
+    async def _catch_up(self, tail: _Tail, *, until: TailPlace | None) -> AsyncIterator[bytes]:
         """What lies between a tail and the end of its stream, or up to the place where its feed was joined."""
         while not self._hub.is_closed:
             if until is not None and all(tail.place[at] >= until[at] for at in until):
@@ -138,7 +138,7 @@ class Tails:
             if until is None and page.at_end:
                 return
 
-    async def read(self, stream: TailedStream, place: Place) -> tuple[StreamPage, list[RecordEvent]]:
+    async def read(self, stream: TailedStream, place: TailPlace) -> tuple[StreamPage, list[RecordEvent]]:
         """The next page of a stream, and an event for each of its records, once the catalog and the storage answer.
 
         Raises what else `read_page` does, KeyNotText; CatalogUnavailable, StorageUnavailable where the service ends.
@@ -153,7 +153,7 @@ class Tails:
                 if self._hub.is_closed:
                     raise
 
-    def _page(self, stream: TailedStream, place: Place) -> tuple[StreamPage, list[RecordEvent]]:
+    def _page(self, stream: TailedStream, place: TailPlace) -> tuple[StreamPage, list[RecordEvent]]:
         page = read_page(self._catalog, self._storage, stream.id, place, PAGE_RECORDS)
         reached = dict(place)
         events: list[RecordEvent] = []
@@ -195,9 +195,9 @@ class _Feed:
     def __init__(
         self,
         stream: TailedStream,
-        place: Place,
+        place: TailPlace,
         hub: Hub,
-        read: Callable[[TailedStream, Place], Awaitable[tuple[StreamPage, list[RecordEvent]]]],
+        read: Callable[[TailedStream, TailPlace], Awaitable[tuple[StreamPage, list[RecordEvent]]]],
     ) -> None:
         self._stream, self._hub, self._read = stream, hub, read
         self.place = place  # everything before it was given to the tails
@@ -240,16 +240,16 @@ class _Tail:
     """One reader: what it is for, the place up to which it was given everything, and what it has not sent yet."""
 
     stream: TailedStream
-    place: Place
+    place: TailPlace
     wanted: TailedRecords
-    _pending: deque[tuple[bytes, Place]] = field(default_factory=deque)
+    _pending: deque[tuple[bytes, TailPlace]] = field(default_factory=deque)
     _pending_bytes: int = 0
-    _ahead: Place = field(default_factory=dict)  # partitions in which it has read further than its feed
+    _ahead: TailPlace = field(default_factory=dict)  # partitions in which it has read further than its feed
     _is_woken: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
     _error: StreamError | None = None
 
-    def join(self, place: Place) -> None:
+    def join(self, place: TailPlace) -> None:
         """From now on a feed that stands there gives it what is new."""
         self._ahead = {at: offset for at, offset in self.place.items() if offset > place[at]}
 
@@ -257,7 +257,7 @@ class _Tail:
         """The events that it is for."""
         return b"".join(event.frame for event in events if self.wanted.holds(event))
 
-    def take(self, events: Sequence[RecordEvent], whole: bytes, place: Place) -> None:
+    def take(self, events: Sequence[RecordEvent], whole: bytes, place: TailPlace) -> None:
         """What is new, up to a place. Where it is too slow for that it is told so, and ended."""
         if self._is_over:
             return
@@ -315,7 +315,7 @@ class _Tail:
         self.end(None)
 
 
-def _earlier(one: Place, other: Place) -> Place:
+def _earlier(one: TailPlace, other: TailPlace) -> TailPlace:
     return {at: min(offset, other[at]) for at, offset in one.items()}
 
 
