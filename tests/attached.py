@@ -27,6 +27,8 @@ import pyspark
 from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_until
 
 LOOPBACK = "127.0.0.1"
+RETRIES = 2  # of a worker that lost its master, 5 to 15 s apart; behind them 30 to 90 s
+LAST_RETRY = f"Retrying connection to master (attempt # {RETRIES})"
 
 
 class Attached:
@@ -149,12 +151,25 @@ class Standalone:
         return [child for daemon in self.daemons for child in psutil.Process(daemon.pid).children()]
 
     def restart_master(self, *, forgets: bool) -> None:
-        """SIGKILL, then another one at its address, who finds what the former one kept, or nothing."""
+        """SIGKILL, then another one at its address, who finds what the former one kept, or nothing.
+
+        A worker that asks a master which recovers just then is told to kill its executors, which that master does not
+        know yet (a race of Spark's own): so one that remembers comes when workers have asked in vain, and wait.
+        """
+        folder = self.recovery.parent
+        logs = [folder / f"worker-{i}.log" for i in range(len(self.daemons) - 1)]
+        asked = {log: log.read_text().count(LAST_RETRY) for log in logs}
         self.daemons[0].kill()
         self.daemons[0].wait()
         if forgets:
             shutil.rmtree(self.recovery)
             self.recovery.mkdir()
+        else:
+            wait_until(
+                lambda: all(log.read_text().count(LAST_RETRY) > asked[log] for log in logs),
+                PATIENCE_S,
+                f"the last questions of workers before they wait; see {folder}",
+            )
         self.daemons[0] = self.start_master()
 
 
@@ -167,6 +182,7 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
     recovery.mkdir()
     (conf / "spark-defaults.conf").write_text(
         f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.network.crypto.enabled true\n"
+        f"spark.worker.initialRegistrationRetries {RETRIES}\n"
     )
     env = {
         **os.environ,
@@ -192,7 +208,8 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
         where = ["--host", LOOPBACK, "--webui-port", "0"]
         port = master.rpartition(":")[2]
         start_master = partial(start, "master", f"{package}.master.Master", *where, "--port", port)
-        master_process = start_master()
+        master_process, log = start_master(), folder / "master.log"
+        wait_until(lambda: "elected leader" in log.read_text(), PATIENCE_S, f"a master; see {log}")
         size = ["--cores", "16", "--memory", "2g"]
         workers = [
             start(
@@ -206,7 +223,6 @@ def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> It
             )
             for i in range(2)
         ]
-        log = folder / "master.log"
         wait_until(
             lambda: len(re.findall("Registering worker", log.read_text())) == 2, PATIENCE_S, f"two workers; see {log}"
         )
