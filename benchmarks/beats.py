@@ -13,8 +13,8 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self
 
+from benchmarks.events import key_in
 from benchmarks.running import PATIENCE_S, Running, wait_until
-from service.streams.partitioner import murmur2
 
 Record = dict[str, Any]
 WAIT_MS: Final = 500  # of a reader at the end
@@ -42,7 +42,7 @@ class Beats:
     ) -> None:
         self._running, self._source, self._sink = running, source, sink
         self._start_ms, self._every_s, self._at_once = start_ms, every_s, at_once
-        self._keys = [_key_in(partition, partitions) for partition in range(partitions)]
+        self._keys = [key_in(partition, partitions, "beat-") for partition in range(partitions)]
         self.records: list[Record] = []  # in the order in which they were posted
         self._posted_s: dict[tuple[int, str], float] = {}
         self._seen_s: dict[str, float] = {}
@@ -114,8 +114,3 @@ class Beats:
         if self._running_threads[1].done():
             self._running_threads[1].result()
         return all(each in self._seen_s for _, each in self._posted_s)
-
-
-def _key_in(partition: int, partitions: int) -> str:
-    keys = (f"beat-{i}" for i in count())
-    return next(key for key in keys if (murmur2(key.encode()) & 0x7FFFFFFF) % partitions == partition)

@@ -2,7 +2,8 @@
 
 Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`), of which `benchmarks.report` makes the
 figures of the README. All invariants are on: fsync, changelog, HTTP commit, replay. Rows come from here (ingest, waits
-for output), from `contests` (against Spark), `catalog_rows`, `posts`, `lookups`, `standby_cost` and `failover`.
+for output), from `contests` (against Spark), `catalog_rows`, `posts`, `lookups`, `tails`, `standby_cost`,
+`failover` and `idle`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks import failover, standby_cost
+from benchmarks import failover, idle, standby_cost
 from benchmarks.catalog_rows import TASKS, wide_commits
 from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
@@ -31,14 +32,16 @@ from benchmarks.posts import RUNS as POST_RUNS
 from benchmarks.posts import Posted, posted
 from benchmarks.report import Measurement, report
 from benchmarks.running import ARROW, NDJSON, Running
-from service.streams.partitioner import murmur2
+from benchmarks.tails import TailFigures, cases
+from service.streams.partitioner import partition_of_key
 
 CORES = 2
 INGEST_RUNS = 3
+READ_WAIT_MS = 5_000
 INGEST_CLIENTS = 4  # while one waits for its fsync, others are read and checked
 SERVED = ("waits", "ingest", "posts", "contests", "rows")  # by one service
 PARTS = (*SERVED, "lookups")
-ON_A_GROUP = ("standbys", "failover")  # instances that come and go: minutes, so in no quick run
+LONG = ("tails", "standbys", "failover", "idle")  # on services of their own: minutes, so in no quick run
 POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: posts a second; of one: its wait in ms
 
 
@@ -71,7 +74,7 @@ def main() -> int:
     arguments.add_argument("--quick", action="store_true", help="fewer records and runs: under three minutes")
     arguments.add_argument("--records", type=int, help=f"of a contest ({FULL.records:,}; quick: {QUICK.records:,})")
     arguments.add_argument(
-        "--only", choices=(*PARTS, *ON_A_GROUP), action="append", help="these rows alone; may be given again"
+        "--only", choices=(*PARTS, *LONG), action="append", help="these rows alone; may be given again"
     )
     given = arguments.parse_args()
     effort = QUICK if given.quick else FULL
@@ -80,7 +83,7 @@ def main() -> int:
     load_average = os.getloadavg()[0]
     rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as scratch:
-        parts = given.only or (PARTS if given.quick else (*PARTS, *ON_A_GROUP))
+        parts = given.only or (PARTS if given.quick else (*PARTS, *LONG))
         for row in _rows(workload, Path(scratch), effort, parts):
             rows.append(row)
             print(f"  measured: {row.measure}", file=sys.stderr)
@@ -94,10 +97,14 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
     if "lookups" in parts:
         for where in ("lmdb", "redis"):
             yield from _lookups(figures(where, seconds=effort.seconds, rounds=effort.rounds))
+    if "tails" in parts:
+        yield from map(_tailed, cases(4 * effort.seconds))
     if "standbys" in parts:
         yield from standby_cost.rows()
     if "failover" in parts:
         yield from failover.rows()
+    if "idle" in parts:
+        yield from idle.rows()
 
 
 def _served_rows(events: pa.Table, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Measurement]:
@@ -204,7 +211,7 @@ def _output_waits(running: Running, effort: Effort) -> Iterator[Measurement]:
     of one task a partition, and of one that repartitions.
     """
     operator = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
-    conditions = "one job, idle system, reader asks for the next record of the partition without pause"
+    conditions = "one job, idle system, reader awaits the next record of the partition in a long poll"
     alone = _output_waits_ms(running, "idle", [operator], effort)
     yield from _waits("POST acknowledged to output readable", alone, conditions, p50_bar_ms=30)
     through = _output_waits_ms(running, "moved", [{"op": "repartition", "name": "again"}, operator], effort)
@@ -233,24 +240,20 @@ def _waits(measure: str, waits_ms: list[float], conditions: str, *, p50_bar_ms: 
 
 
 def _visible_after_ms(running: Running, name: str, number: int) -> float:
-    """The reader knows where the output will be, as one that follows a partition does: a request a look."""
+    """The reader knows where the output will be, as one that follows a partition does."""
     key = f"k{number}"
-    partition = (murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS
+    partition = partition_of_key(key.encode(), PARTITIONS)
     end = running.call("GET", f"/v1/streams/{name}-out")["partitions"][partition]["end_offset"]
     record = {"key": key, "value": {"n": number}, "timestamp": 1_700_000_000_000 + number, "partition": 0}
     running.call("POST", f"/v1/streams/{name}/records", json={"records": [record]})
     started = time.monotonic()
-    while not _read_from(running, f"{name}-out", partition, end):
+    where = {"partition": partition, "from_offset": end, "limit": 1, "wait_ms": READ_WAIT_MS}
+    while not running.call("GET", f"/v1/streams/{name}-out/records", params=where)["records"]:
         if time.monotonic() - started > 30:
             raise TimeoutError(f"record {number} never came out")
     elapsed = time.monotonic() - started
     time.sleep(0.15)  # idle again: longer than the commit interval
     return elapsed * 1000
-
-
-def _read_from(running: Running, stream: str, partition: int, offset: int) -> Any:
-    where = {"partition": partition, "from_offset": offset, "limit": 1}
-    return running.call("GET", f"/v1/streams/{stream}/records", params=where)["records"]
 
 
 # ---------------------------------------------------------------- lookups
@@ -278,6 +281,24 @@ def _lookups(found: Figures) -> Iterator[Measurement]:
     )
     measure = f"POST acknowledged to lookup visible, {where}"
     yield from _waits(measure, found.visible_ms, "two jobs, idle system", p50_bar_ms=60)
+
+
+# ---------------------------------------------------------------- tails
+
+
+def _tailed(found: TailFigures) -> Measurement:
+    followed = found.followed
+    if followed.lost or followed.repeated:
+        raise SystemExit(f"{followed.lost} records were lost and {followed.repeated} came twice: {found}")
+    before_mb, with_mb = found.rss_mb
+    conditions = (
+        f"from the POST on, p50 {found.p50_ms:.1f} ms; nothing lost or twice through a SIGKILL of the API, which was "
+        f"away for {found.away_s:.1f} s ({found.worst_ms / 1000:.1f} s at most for a record, {followed.returns} times "
+        f"clients came back); the API takes {found.cpu:.0%} of a processor, and {with_mb:.0f} MB ({before_mb:.0f} "
+        f"without tails); the clients {followed.busy:.0%} of a processor"
+    )
+    measure = f"tail of {found.rate:,} rec/s to {found.clients} clients, p99"
+    return Measurement(measure, found.p99_ms, "ms", conditions)
 
 
 if __name__ == "__main__":

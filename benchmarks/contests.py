@@ -31,9 +31,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.agreement import CLOSING, check_counts, check_survivors, expected
+from benchmarks.events import key_in
 from benchmarks.report import Measurement
 from benchmarks.running import Running, wait_until
-from service.streams.partitioner import murmur2
 
 SOURCE = "bids"
 PARTITIONS = 4
@@ -159,14 +159,9 @@ class Peer:
 def with_closing(events: pa.Table) -> pa.Table:
     """The events, and after them for each partition a record a day later, so that everything closes on both sides."""
     last_ms = pc.max(events["timestamp"]).as_py() + DAY_MS
-    keys = [_closing_key(partition) for partition in range(PARTITIONS)]
+    keys = [key_in(partition, PARTITIONS, CLOSING) for partition in range(PARTITIONS)]
     closing = pa.table({"key": keys, "value": ["{}"] * PARTITIONS, "timestamp": [last_ms] * PARTITIONS})
     return pa.concat_tables([events, closing.cast(events.schema)])
-
-
-def _closing_key(partition: int) -> str:
-    tried = (f"{CLOSING}{number}" for number in range(1000))
-    return next(key for key in tried if (murmur2(key.encode()) & 0x7FFFFFFF) % PARTITIONS == partition)
 
 
 def contests(

@@ -6,12 +6,15 @@ arguments give the same bytes on every machine: numpy's PCG64 is specified, and 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from service.streams.partitioner import partition_of_key
 
 START_MS = 1_700_000_000_000
 CHANNELS = ("apple", "baidu", "facebook", "google")
@@ -114,3 +117,9 @@ def arrow_stream(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
+
+
+def key_in(partition: int, partitions: int, prefix: str) -> str:
+    """The first key of `<prefix>0`, `<prefix>1`, … that belongs to a partition."""
+    keys = (f"{prefix}{number}" for number in itertools.count())
+    return next(key for key in keys if partition_of_key(key.encode(), partitions) == partition)

@@ -49,8 +49,9 @@ class Running:
         instances: int = 1,
         environment: Mapping[str, str] | None = None,
         arguments: tuple[str, ...] = (),
+        popen: Callable[..., Any] = subprocess.Popen,
     ) -> None:
-        self.data_dir = data_dir
+        self.data_dir, self._popen = data_dir, popen
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self._command = [
             sys.executable,
@@ -74,7 +75,7 @@ class Running:
             NotReady: it ended, or said nothing in time.
         """
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
+            self.process = self._popen(
                 [*self._command, "--port", str(port)],
                 env=self._environment,
                 stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from service.api import (
     aggregators,
     appends,
     document,
+    exports,
     groups,
     health,
     instances,
@@ -33,6 +34,7 @@ from service.api import (
     simulations,
     stores,
     streams,
+    subscriptions,
     tails,
     time_resets,
     tokens,
@@ -49,15 +51,20 @@ from service.collector import Collector
 from service.connections import QuickGet
 from service.ingest import AppendBuffer
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
-from service.loops import Loop, Loops
+from service.loops import Loop, Loops, report_end
 from service.notify import Hub
+from service.reads.subscriptions import Deliveries
 from service.reads.tails import Tails
+from service.sealing import Sealer
 from service.settings import Settings
-from service.simulate.processes import Simulations
+from service.simulate.filters import RecordFilters
+from service.simulate.processes import BoundedProcesses, Simulations
 from service.storage.in_place import ReplicasInPlace
 from service.storage.segments import Storage, open_storage
 from service.storage.view import Views
 from service.streams import partitioner
+from service.webhooks.dead import DeadRecords
+from service.webhooks.pusher import Pusher
 
 LEASE_ROUNDS: Final = 5  # rounds a lease in which those of idle slots are renewed
 
@@ -76,9 +83,15 @@ class State(TypedDict):
     loops: Loops
     lookups: Lookups
     key_pages: KeyPages
+    processes: BoundedProcesses
     simulations: Simulations
+    filters: RecordFilters
     quiet_polls: coordinator.QuietPolls
+    waiting_polls: coordinator.WaitingPolls
     tails: Tails
+    deliveries: Deliveries
+    sealer: Sealer
+    pusher: Pusher
 
 
 class Service(FastAPI):
@@ -121,14 +134,18 @@ def create_app(settings: Settings) -> Service:
         state["ingest"].start()
         state["loops"].start()
         # 0.5 s of CPU for numba and its kernel, which neither the start nor the first records should wait for
+        pushing = asyncio.create_task(state["pusher"].run(), name="pusher")
+        pushing.add_done_callback(report_end)
         loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, bytes(partitioner.SHORT + 1)))
         try:
             yield state
         finally:
             await loading
             state["hub"].close()
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
             await state["loops"].stop()
-            await state["simulations"].close()
+            await state["processes"].close()
             await state["lookups"].reader.close()
             await run_in_threadpool(state["ingest"].stop)
             await run_in_threadpool(state["catalog"].close)
@@ -146,7 +163,9 @@ def create_app(settings: Settings) -> Service:
         streams,
         appends,
         reads,
+        exports,
         tails,
+        subscriptions,
         job_copies,
         job_creation,
         simulations,
@@ -194,6 +213,19 @@ def _open(settings: Settings) -> State:
     ingest = AppendBuffer(
         catalog, storage, group_bytes=settings.ingest_group_bytes, buffer_bytes=settings.ingest_buffer_bytes
     )
+    processes = BoundedProcesses()
+    filters = RecordFilters(processes, settings.max_tail_filters)
+    deliveries = Deliveries(catalog, storage, hub)
+    key = settings.secret_key.get_secret_value() if settings.secret_key else None
+    sealer = Sealer(key, settings.data_dir / "secret-key")
+    pusher = Pusher(
+        catalog,
+        hub,
+        deliveries,
+        may_be_private=settings.webhook_private_addresses == "on",
+        secret_of=sealer.open,
+        bury=DeadRecords(catalog, ingest).keep,
+    )
     return State(
         settings=settings,
         catalog=catalog,
@@ -206,9 +238,15 @@ def _open(settings: Settings) -> State:
         loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
         key_pages=KeyPages(),
-        simulations=Simulations(),
+        processes=processes,
+        simulations=Simulations(processes),
+        filters=filters,
         quiet_polls=quiet_polls,
-        tails=Tails(catalog, storage, hub),
+        waiting_polls=coordinator.WaitingPolls(settings.lease_ms),
+        tails=Tails(catalog, storage, hub, filters.shared),
+        deliveries=deliveries,
+        sealer=sealer,
+        pusher=pusher,
     )
 
 

@@ -4,12 +4,14 @@ The random numbers are its own: whoever seeds the common ones gets the sequence 
 in the same process.
 """
 
+import os
 import random
 from collections.abc import Callable
 
 from tenacity import RetryCallState
 
 _RANDOM = random.Random()  # noqa: S311  no secret
+os.register_at_fork(after_in_child=_RANDOM.seed)  # slots are forked: with one sequence they would retry in step
 
 
 def exponential(first_s: float, most_s: float) -> Callable[[RetryCallState], float]:

@@ -15,13 +15,34 @@ from typing import Annotated, Any, NoReturn
 import orjson
 import typer
 from pydantic import ValidationError
+from typer.core import TyperGroup
 
 from service.settings import Settings
 from service.storage.private import keep_private, private_folder
 from service.streams.errors import CatalogUnavailable
 
+# Of millrace_client: they ask a service over HTTP, know nothing of this package, and are loaded when one is asked for.
+FOR_PEOPLE = ("stream", "job", "store", "context", "tail", "post", "lookup", "apply")
+
+
+class WithThoseForPeople(TyperGroup):
+    """The commands here, and those of the client where it is installed with what they need."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *(() if _absent("client") else FOR_PEOPLE)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in FOR_PEOPLE:
+            return super().get_command(ctx, cmd_name)
+        _need("client")
+        from millrace_client.commands.app import app as for_people
+
+        return typer.main.get_group(for_people).get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="millrace",
+    cls=WithThoseForPeople,
     help="Stateful stream operators as a REST service.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -29,7 +50,7 @@ app = typer.Typer(
 tokens = typer.Typer(help="API keys: make, list, revoke.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 
-NEEDED = {"api": "fastapi", "instance": "pyspark"}  # a module of each extra
+NEEDED = {"api": ("fastapi",), "client": ("httpx", "yaml"), "instance": ("pyspark",)}  # modules of each extra
 DOCUMENT = Path(__file__).parent.parent / "openapi" / "openapi.json"  # beside it `worker.json`
 
 # None where nothing is given: then the setting of that name says it, from the environment or by its default.
@@ -217,8 +238,12 @@ def main() -> None:
 
 def _need(extra: str) -> None:
     """One line where this half of the package was left out of the installation."""
-    if find_spec(NEEDED[extra]) is None:
-        _fail(f"{NEEDED[extra]} is not installed: pip install 'millrace[{extra}]'")
+    if absent := _absent(extra):
+        _fail(f"{absent[0]} is not installed: pip install 'millrace[{extra}]'")
+
+
+def _absent(extra: str) -> list[str]:
+    return [module for module in NEEDED[extra] if find_spec(module) is None]
 
 
 @contextmanager

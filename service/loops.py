@@ -52,7 +52,7 @@ class Loops:
         """Begin each loop on the running event loop."""
         self._tasks = {loop.name: asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops}
         for task in self._tasks.values():
-            task.add_done_callback(_report_end)
+            task.add_done_callback(report_end)
 
     async def stop(self) -> None:
         """End each loop; a round under way is waited for by its thread, not by us."""
@@ -66,6 +66,7 @@ class Loops:
         return [name for name, task in self._tasks.items() if task.done()]
 
 
-def _report_end(task: "asyncio.Task[None]") -> None:
+def report_end(task: "asyncio.Task[None]") -> None:
+    """Say so where a loop ended by a fault."""
     if not task.cancelled() and (error := task.exception()) is not None:
         structlog.get_logger().critical("loop_ended", loop=task.get_name(), error=repr(error), exc_info=error)

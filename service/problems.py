@@ -37,6 +37,7 @@ STATUS: dict[type[Exception], int] = {
     errors.KeyNotText: 422,
     errors.PositionNotOfStore: 422,
     errors.BufferFull: 429,
+    errors.TooManyFilters: 429,
     errors.UnsupportedMediaType: 415,
     errors.PayloadTooLarge: 413,
     errors.StaleTag: 412,
@@ -248,7 +249,7 @@ def refusal_of(error: StreamError | ProblemError) -> Refusal:
         more |= error.figures
     if isinstance(error, errors.BufferFull):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    if status == 503:
+    if status == 503 or isinstance(error, errors.TooManyFilters):
         headers["Retry-After"] = "1"
     return Refusal(status, error.code, str(error), items, headers, more)
 

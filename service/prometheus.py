@@ -37,6 +37,17 @@ INGEST_BUFFERED_BYTES = Gauge(
 COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"], registry=REGISTRY)
 TAILS = Gauge("millrace_tails", "Readers that follow a stream", registry=REGISTRY)
 TAIL_OVERRUNS = Counter("millrace_tail_overruns", "Tails that were ended because they were too slow", registry=REGISTRY)
+SUBSCRIPTION_PULLS = Counter(
+    "millrace_subscription_pulls", "Pulls of subscriptions answered", ["outcome"], registry=REGISTRY
+)
+SUBSCRIPTION_EXPIRED_LEASES = Counter(
+    "millrace_subscription_expired_leases", "Leases of consumers that ran out", registry=REGISTRY
+)
+TAIL_FILTERS = Gauge("millrace_tail_filters", "Processes that conditions of tails run in", registry=REGISTRY)
+TAIL_FILTER_FAILURES = Counter(
+    "millrace_tail_filter_failures", "Records for which the condition of a tail failed", registry=REGISTRY
+)
+WEBHOOKS = Counter("millrace_webhooks", "Attempts to post a record to a target", ["outcome"], registry=REGISTRY)
 LOOP_FAILURES = Counter(
     "millrace_loop_failures", "Rounds of a background loop that failed", ["loop"], registry=REGISTRY
 )
@@ -98,6 +109,7 @@ class _CatalogCollector(Collector):
         for copy in totals.copies:
             copies.add_metric(copy[:-1], copy.lag)
         yield copies
+        yield from self._subscriptions()
         yield _family(
             CounterMetricFamily("millrace_job_rebalances", "Rebalances of a job", labels=["job"]), totals.rebalances
         )
@@ -114,6 +126,21 @@ class _CatalogCollector(Collector):
         yield GaugeMetricFamily(
             "millrace_jobs_without_cores", "Jobs that want to run and have no core", totals.jobs_without_cores
         )
+
+    def _subscriptions(self) -> Iterator[Metric]:
+        labels = ["stream", "subscription"]
+        records = GaugeMetricFamily(
+            "millrace_subscription_lag_records", "Records that a subscription has not acknowledged", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "millrace_subscription_lag_ms", "Age of the oldest record that is not acknowledged", labels=labels
+        )
+        for lag in self._totals.subscriptions:
+            records.add_metric([lag.stream, lag.subscription], lag.records)
+            if lag.ms is not None:
+                age.add_metric([lag.stream, lag.subscription], lag.ms)
+        yield records
+        yield age
 
 
 class _TaskCollector(Collector):

@@ -46,6 +46,9 @@ class JoinRequest(msgspec.Struct, frozen=True):
 class HeartbeatRequest(msgspec.Struct, frozen=True):
     """An instance says that it lives, what it runs (job id → slots), and which answer it knows; how many cores it has
     now (null: as it joined), and what its Spark lacks (`no_cores`; "": nothing).
+
+    `pulses`: slot → how many ms ago its process gave a sign of life, of the slots whose signs the instance sees. While
+    the poll of such a slot waits, that renews its lease.
     """
 
     incarnation: Id
@@ -54,6 +57,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True):
     wait_ms: WaitMs = 0
     cores: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     shortage: Literal["", "no_cores"] = ""
+    pulses: Annotated[dict[Id, Count], msgspec.Meta(max_length=10_000)] = {}
 
 
 class LeaveRequest(msgspec.Struct, frozen=True):
@@ -373,7 +377,7 @@ class AssignedTask(msgspec.Struct, frozen=True):
     `work`: one range an input that has something, in the order of the inputs; `advance`: why the task shall close what
     is open, instead of working; `replay`: what of its dropped records comes before either; `changelogs`: store → end
     offset; `skips`: (input, offset) of records to pass over; `heads_digest`: of all that `inputs` say, for a task with
-    several, else 0.
+    several, else 0. `can_wait`: it has only to pass over records of others, and nobody waits for it to be further.
     """
 
     task: str
@@ -391,6 +395,7 @@ class AssignedTask(msgspec.Struct, frozen=True):
     skips: list[tuple[int, int]] = []
     heads_digest: int = 0
     adopt: Adoption | None = None
+    can_wait: bool = False
 
     @property
     def is_due(self) -> bool:

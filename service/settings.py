@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     auth: Literal["on", "off"] = "on"
     api_key: SecretStr | None = None  # `api`, `up`: the admin key to install; `instance`: the key to present
+    secret_key: SecretStr | None = None  # seals secrets of webhooks; None: a file in data_dir
+    webhook_private_addresses: Literal["on", "off"] = "off"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     max_body_bytes: int = Field(default=64 << 20, gt=0)  # decoded bytes of one POST of records
@@ -38,6 +40,7 @@ class Settings(BaseSettings):
     ingest_buffer_bytes: int = Field(default=256 << 20, gt=0)  # bodies that are not answered yet; more is a 429
     ingest_key_bytes: int = Field(default=128 << 20, gt=0)  # the same of one key
     max_connections: int = Field(default=1_000, ge=1)  # open at once; beyond, the longest idle one makes room
+    max_tail_filters: int = Field(default=16, ge=1)  # conditions of tails that are evaluated, a process each
     header_timeout_ms: int = Field(default=10_000, ge=100)
     body_timeout_ms: int = Field(default=10_000, ge=100)  # each so many ms of it bring min_body_rate bytes a second
     min_body_rate: int = Field(default=1_024, ge=1)
@@ -68,6 +71,13 @@ class Settings(BaseSettings):
         if url is not None and not re.match("(redis|rediss|unix)://", url):
             raise _wrong("MILLRACE_REDIS_URL is no URL of Redis: redis://HOST:PORT/0, rediss:// or unix://")
         return url
+
+    @field_validator("secret_key")
+    @classmethod
+    def _is_a_sealing_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not re.fullmatch(r"[A-Za-z0-9_-]{43}=", key.get_secret_value()):
+            raise _wrong("MILLRACE_SECRET_KEY is no key: 32 random bytes in URL-safe base64")
+        return key
 
     @field_validator("data_dir")
     @classmethod

@@ -177,7 +177,8 @@ class Instance:
             try:
                 member = self._member or self._join()
                 has: dict[str, Any] = {} if self._is_local else {"cores": self._cores, "shortage": self._shortage}
-                beat = HeartbeatRequest(self._incarnation, self._running(), known, MAX_WAIT_MS, **has)
+                pulses = pulse.signs_of_life(self._pulses_of(member), member.lease_ms / 1000)
+                beat = HeartbeatRequest(self._incarnation, self._running(), known, MAX_WAIT_MS, pulses=pulses, **has)
                 wanted = self._api.heartbeat(member.instance_id, beat)
                 known = wanted.version
                 self._reconcile(wanted.jobs)
@@ -310,11 +311,13 @@ class Instance:
 
     def _look_after(self, member: JoinedInstance) -> None:
         """End slots that hang."""
-        replicas = self._options.replica_dir
         silent_s = member.lease_ms / 1000 + pulse.BEHIND_LEASE_S
-        for attempt in pulse.silent_attempts(pulse.folder_of(replicas, member.instance_id), silent_s):
+        for attempt in pulse.silent_attempts(self._pulses_of(member), silent_s):
             self._log.warning("slot_hangs", attempt=attempt)
             session.kill_slot(self._context, attempt)
+
+    def _pulses_of(self, member: JoinedInstance) -> Path:
+        return pulse.folder_of(self._options.replica_dir, member.instance_id)
 
     # ------------------------------------------------------------ the end
 

@@ -28,9 +28,20 @@ REARM_S: Final = 1.0
 
 def folder_of(replica_dir: Path, instance_id: str) -> Path:
     """Where the slots of an instance leave their signs of life: a file each, its name the attempt of the Spark task,
-    its content the process id.
+    its content the process id and, once it has joined, the slot's id.
     """
     return replica_dir / instance_id / "pulses"
+
+
+def signs_of_life(folder: Path, within_s: float) -> dict[str, int]:
+    """Slot → how many ms ago its process gave a sign, of those that gave one within that time."""
+    found, now_s = {}, time.time()
+    for file in folder.glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError):
+            age_s = now_s - file.stat().st_mtime
+            if 0 <= age_s <= within_s:  # what lies ahead is another machine's clock, and says nothing
+                found.update(dict.fromkeys(file.read_text().split()[1:], round(1000 * age_s)))
+    return found
 
 
 def silent_attempts(folder: Path, silent_s: float) -> list[int]:
@@ -72,8 +83,12 @@ class Pulse:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the loop waits for an answer: the question itself keeps the lease."""
+        """Whether the loop waits for an answer: the question keeps the lease, and then the driver's word."""
         return self._is_asking
+
+    def become(self, slot: str) -> None:
+        """From now on the signs are this slot's."""
+        self._file.write_text(f"{os.getpid()} {slot}")
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:

@@ -54,13 +54,13 @@ class Rounds:
             self._may_go_on = False  # ask once: what the round gave may be there for others
             return 0.0
         now_s = time.monotonic()
-        due = [task for task in tasks if task.is_due]
+        due = [task for task in tasks if task.is_pressing]
         waits_s = [MAX_PAUSE_S if task.has_failed else task.failures.not_before_s - now_s for task in due]
         return max(0.0, min(MAX_PAUSE_S, max(self._interval_left_s(), min(waits_s, default=0.0))))
 
     def _in_turn(self, tasks: Collection[StreamTask]) -> list[StreamTask]:
-        """All that have something to do when a round begins. One that was cut short goes on with those that it has not
-        run yet; who may not wait is always among them.
+        """All that have something to do when a round begins; who can wait leaves one round to those who can not. A
+        round that was cut short goes on with those that it has not run yet; who may not wait is always among them.
         """
         ready = [task for task in tasks if task.is_due and task.is_ready]
         self._has_full_batch = any(self._may_not_wait(task) for task in ready)
@@ -68,11 +68,15 @@ class Rounds:
         if self._is_cut_short and has_interval_left:
             return [task for task in ready if task.ran_s < self._start_s or self._may_not_wait(task)]
         if has_interval_left and not self._has_full_batch:
-            return [task for task in ready if self._is_next(task)]
+            return [task for task in ready if self._is_next(task) and task.is_pressing]
         if not ready:
             return []
-        self._start_s = time.monotonic()
-        return ready
+        is_any_pressing = any(task.is_pressing for task in ready)
+        if is_any_pressing:  # else nothing that follows has to keep its distance
+            self._start_s = time.monotonic()
+        for task in ready:
+            task.was_left_out = is_any_pressing and not (task.is_pressing or task.was_left_out)
+        return [task for task in ready if not task.was_left_out]
 
     def _is_next(self, task: StreamTask) -> bool:
         """Whether it may go on in this round with what others gave in it."""

@@ -23,6 +23,7 @@ import structlog
 
 from service import logs
 from service.protocol import (
+    MAX_WAIT_MS,
     AssignedTask,
     ChunkRange,
     FollowedTask,
@@ -92,6 +93,7 @@ def _live_once(api: Api, place: SlotPlace, index: int, pulse: Pulse, node: NodeF
     joined = _join(api, place, index, pulse, node)
     if joined is None:
         return False
+    pulse.become(joined.slot)
     with Slot(api, place, joined, pulse) as slot:
         try:
             while slot.turn():
@@ -221,8 +223,8 @@ class Slot:
         return PollRequest(held, self._wait_ms(), job.spec_sha256, job.version, self._job.standbys.held(stores))
 
     def _wait_ms(self) -> int:
-        """How long the API may keep the question (less than the lease, whatever we say): until something is to be done
-        that no answer is needed for.
+        """How long the API may keep the question (less than the lease where nobody else keeps that): until something is
+        to be done that no answer is needed for.
         """
         tasks = [task for task in self._tasks.values() if not task.has_failed]
         moments_s = [task.failures.not_before_s for task in tasks if task.has_backlog or not task.is_restored]
@@ -231,7 +233,7 @@ class Slot:
         if (standbys_s := self._job.standbys.not_before_s) is not None and self._may_stand_by:
             moments_s.append(standbys_s)
         left_s = min(moments_s, default=math.inf) - time.monotonic()
-        return math.ceil(1000 * min(max(0.0, left_s), self._joined.lease_ms / 1000))
+        return math.ceil(min(max(0.0, 1000 * left_s), MAX_WAIT_MS))
 
     # ------------------------------------------------------------ copies
 

@@ -38,6 +38,7 @@ class StreamTask:
     is_cut: bool = False  # the last batch was not all that it could read
     held_at: int = 0  # what its inputs were like when all that it read had to wait
     ran_s: float = 0.0
+    was_left_out: bool = False  # of the last round
 
     def assign(self, assigned: AssignedTask) -> None:
         """Take over what the catalog says of it now."""
@@ -59,6 +60,11 @@ class StreamTask:
     def is_downstream(self) -> bool:
         """Whether it goes on with what other tasks of the job give."""
         return any(head.sub_log is not None for head in self.assigned.inputs)
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether it has something to do that can not wait."""
+        return self.has_backlog or (self.assigned.is_due and not self.assigned.can_wait)
 
     @property
     def is_open(self) -> bool:

@@ -87,7 +87,7 @@ class Attached:
 
     def slots(self) -> list[psutil.Process]:
         """The Python workers that are slots now, on this machine."""
-        told = [int(file.read_text() or 0) for file in sorted(self.replicas.glob("*/pulses/*"))]
+        told = [int(file.read_text().partition(" ")[0] or 0) for file in sorted(self.replicas.glob("*/pulses/*"))]
         return [psutil.Process(pid) for pid in told if psutil.pid_exists(pid)]
 
     def executors(self) -> list[psutil.Process]:

@@ -5,6 +5,8 @@ One Postgres server serves a whole run; each test gets a database of its own, a 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +20,14 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from service.catalog.engine import Catalog, upgrade
-from tests import class_archive, services
+from tests import class_archive, compiled, services
+from tests.forkserver import ForkServer
 from tests.scheduling import LongestFirst
+
+# What a worker imports and collects stays: looking through it for garbage took 1 to 2 s of CPU, of 7.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()
+    atexit.register(gc.unfreeze)  # modules in C that count what is left at the end would complain
 
 # A busy machine is not a failing example. What fails says how to run it again.
 settings.register_profile("fresh", deadline=None, print_blob=True, max_examples=60)
@@ -29,6 +37,7 @@ settings.register_profile("ci", settings.get_profile("fresh"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "fresh")
 
 class_archive.use()
+compiled.share()
 
 # structlog's own way of showing an exception, with all variables, takes seconds in which a lease may run out.
 shown = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
@@ -41,8 +50,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Longest
     return LongestFirst(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def pytest_collection_finish() -> None:
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 NAMES = count()
 DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.services)]
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Where services and instances come from of tests that do not ask how a process starts."""
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

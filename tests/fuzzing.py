@@ -22,6 +22,7 @@ import schemathesis
 from hypothesis import strategies as st
 
 from service.payloads import ARROW, NDJSON
+from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
@@ -57,6 +58,9 @@ BODIES = {  # what an example of a body without one of its own says
     "ChangeRequest": ("name", "source", "operators"),
     "RollbackRequest": ("version",),
     "PlanRequest": (),
+    "SubscriptionRequest": ("name",),
+    "PullRequest": ("consumer",),
+    "AcknowledgeRequest": ("consumer", "positions"),
 }
 EXPRESSIONS = [
     "true",
@@ -134,7 +138,7 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, database_url: str) -> Iterator[World]:
+def world(folder: Path, database_url: str, forks: ForkServer) -> Iterator[World]:
     """A stream with records, a job of each type of store with entries; spare and doomed streams, jobs and instances."""
     with serving(folder, database_url, lease_ms=LEASE_MS) as service:
         http = service.client()
@@ -143,7 +147,7 @@ def world(folder: Path, database_url: str) -> Iterator[World]:
             _ask(http, "/v1/jobs", {"name": name, "source": "clicks", "sink": "results", "operators": [operator]})
         records = [{"key": f"k{i % 7}", "value": {"amount": i, "id": f"e{i}"}, "timestamp": i * 300} for i in range(50)]
         position = _ask(http, "/v1/streams/clicks/records", {"records": records})["position"]
-        with instance(service, folder / "replicas"):
+        with instance(service, forks, folder / "replicas"):
             for store, kind in STORES.items():
                 path = f"/v1/stores/{store}/{kind}?min_position={position}&timeout_ms=60000"
                 http.get(path).raise_for_status()
@@ -180,6 +184,8 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
     _ask(http, "/v1/jobs", keeping)
     for name in "resting", "unused":
         _ask(http, "/v1/streams", {"name": name})
+    for stream, name in ("clicks", "s"), ("spare", "s"), ("resting", "doomed"):
+        _ask(http, f"/v1/streams/{stream}/subscriptions", {"name": name, "start": "earliest"})
     token = _ask(http, "/v1/tokens", {"role": "reader"})["id"]
     changing: dict[str, Known] = {
         "/versions/": {"version": [1]},
@@ -194,6 +200,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         ":copy$": {"job": ["again"]},
         "^patch /v1/jobs": {"job": ["resting"], "If-Match": [http.get("/v1/jobs/resting").headers["ETag"], "*"]},
         "^patch ": {"stream": ["resting"], "If-Match": [http.get("/v1/streams/resting").headers["ETag"], "*"]},
+        "^delete .*/subscriptions/": {"stream": ["resting"], "subscription": ["doomed"]},
         "^delete ": {"stream": ["unused", "clicks", "visits-s-changelog"], "job": ["over", "spare"], "token": [token]},
         "/slots$": joining,
         ":leave$": doomed,
@@ -207,6 +214,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         "RollbackRequest": {"version": [1]},
         "CopyRequest": {"name": ["copied"], "sink": [None, "copied", "clicks"]},
         "ReplayRequest": {"operator": ["s"], "reason": [["late"], ["duplicate"]]},
+        "AcknowledgeRequest": {"positions": [[{"partition": 0, "position": 0}], []]},
     }
     return World(service, _lasting(http, spare, position), changing, bodies)
 
@@ -219,6 +227,10 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "job": [*OPERATORS, "spare", "failed"],
         "stream": streams,
         "stream_id": [http.get(f"/v1/streams/{name}").json()["id"] for name in streams],
+        "subscription": ["s"],
+        "consumer": ["a", "b"],
+        "pull_id": ["1", None],
+        "push": [None],  # nothing is posted to anybody
         "incarnation": ["1"],
         "host": ["here"],
         "cores": [1],

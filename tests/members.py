@@ -9,10 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.running import PATIENCE_S, Running
-from tests.sparkless import ForkServer
+from tests import sparkless
+from tests.forkserver import Forked, ForkServer
 
 
 class Members:
@@ -22,14 +21,14 @@ class Members:
         self.running, self._forks = running, forks
         self.folder = running.data_dir / "replicas"
         self.folder.mkdir(exist_ok=True)
-        self.processes: dict[str, psutil.Process] = {}
+        self.processes: dict[str, Forked] = {}
         self.names: set[str] = set()  # of all that there were
 
     def start(self, name: str, node: str = "") -> None:
         """Does not wait for its join."""
         self.names.add(name)
         key = self.running.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
-        self.processes[name] = self._forks.start(self.running.url, key, self.replicas_of(node or name), name)
+        self.processes[name] = sparkless.start(self._forks, self.running.url, key, self.replicas_of(node or name), name)
 
     def replicas_of(self, node: str) -> Path:
         """The replica folder of a node."""

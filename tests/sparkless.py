@@ -1,17 +1,15 @@
 """An instance without Spark, for tests of everything but Spark: a process whose slots are processes forked from it.
 
 It speaks the same protocol and runs the same slots as `spark_jobs.instance`; a slot that is killed is started again, as
-Spark does; on SIGTERM it drains. It ends with its parent, and when the API is gone. Run as a program it takes the API's
-URL, its key (in the environment, as MILLRACE_API_KEY), a folder for replicas and its name; without arguments it is a
-`ForkServer`.
+Spark does; on SIGTERM it drains. It ends with its parent, and when the API is gone. It is forked from a process that
+has loaded what slots need (tests/forkserver.py). As a program it takes the API's URL, its key (in the environment, as
+MILLRACE_API_KEY), a folder for replicas and its name.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 import uuid
@@ -19,25 +17,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from benchmarks.running import clean_environment
+from service.protocol import MAX_WAIT_MS, HeartbeatRequest, JoinRequest
 from spark_jobs import daemon
+from spark_jobs.client import Api, Gone, SlotPlace, Unreachable
+from spark_jobs.pulse import folder_of, signs_of_life
+from spark_jobs.slot import run_slot
 
-if TYPE_CHECKING:  # what is imported before `daemon.load` may start threads, and then nothing can be forked
-    import psutil
-
-    from spark_jobs.client import Api, SlotPlace
+if TYPE_CHECKING:  # an instance has no need of the service's modules
+    from tests.forkserver import Forked, ForkServer
     from tests.serving import Serving
 
-ROOT = Path(__file__).parents[1]
 DRAIN_WAIT_MS = 200  # of a heartbeat, while slots leave
 
 
 @contextmanager
-def instance(service: Serving, replica_dir: Path, name: str = "sparkless") -> Iterator[subprocess.Popen[bytes]]:
+def instance(service: Serving, forks: ForkServer, replica_dir: Path, name: str = "sparkless") -> Iterator[Forked]:
     """An instance process of a service, until the block ends."""
-    process = start(service.url, service.secrets["instance"], replica_dir, name)
+    process = start(forks, service.url, service.secrets["instance"], replica_dir, name)
     try:
         yield process
     finally:
@@ -46,94 +45,29 @@ def instance(service: Serving, replica_dir: Path, name: str = "sparkless") -> It
 
 
 def start(
-    url: str, key: str, replica_dir: Path, name: str = "sparkless", environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
+    forks: ForkServer,
+    url: str,
+    key: str,
+    replica_dir: Path,
+    name: str = "sparkless",
+    environment: Mapping[str, str] | None = None,
+) -> Forked:
     """An instance process of the API at `url`; its log is beside `replica_dir`. Does not wait for its join."""
-    from benchmarks.running import clean_environment
-
     command = [sys.executable, "-m", "tests.sparkless", url, str(replica_dir), name]
-    env = clean_environment({**(environment or {}), "MILLRACE_API_KEY": key, "PYTHONPATH": str(ROOT)})
+    env = clean_environment({**(environment or {}), "MILLRACE_API_KEY": key})
     with (replica_dir.parent / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
-
-
-class ForkServer:
-    """A process that has loaded what instances need and forks them: milliseconds each, in place of 2 s of CPU.
-
-    A context manager; its instances end with it.
-    """
-
-    def __enter__(self) -> Self:
-        from benchmarks.running import clean_environment
-
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sparkless"],
-            env=clean_environment({"PYTHONPATH": str(ROOT)}),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def start(self, url: str, key: str, replica_dir: Path, name: str) -> psutil.Process:
-        """An instance, as `start` makes one."""
-        import psutil
-
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        asked = {"url": url, "key": key, "replica_dir": str(replica_dir), "name": name}
-        self._process.stdin.write(f"{json.dumps(asked)}\n")
-        self._process.stdin.flush()
-        return psutil.Process(int(self._process.stdout.readline()))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._process:  # its end of input is its end
-            pass
+        return forks.popen(command, env=env, stdout=log, stderr=log)
 
 
 def main() -> None:
-    """Be an instance, or fork those that are asked for."""
-    daemon.die_with_parent()
-    daemon.load()
-    if len(sys.argv) > 1:
-        url, replica_dir, name = sys.argv[1:]
-        _be_instance(url, os.environ["MILLRACE_API_KEY"], Path(replica_dir), name)
-    else:
-        _fork_on_request()
-
-
-def _fork_on_request() -> None:
-    """An instance for each line that comes in; the answer is its process id."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that end
-    for line in sys.stdin:
-        asked = json.loads(line)
-        pid = _fork(lambda asked=asked: _be_forked(**asked))
-        sys.stdout.write(f"{pid}\n")
-        sys.stdout.flush()
-
-
-def _be_forked(url: str, key: str, replica_dir: str, name: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    log = os.open(Path(replica_dir).parent / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for ours, theirs in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(ours, theirs)
-    _be_instance(url, key, Path(replica_dir), name)
-
-
-def _be_instance(url: str, key: str, replica_dir: Path, name: str) -> None:
     """Join, and run what is wanted until killed, or until asked to leave."""
-    from service.protocol import JoinRequest
-    from spark_jobs.client import Api, SlotPlace
-
+    url, replica_dir, name = sys.argv[1:]
+    key = os.environ["MILLRACE_API_KEY"]
     incarnation = uuid.uuid4().hex
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Api(url, key) as api:
         member = api.join_instance(JoinRequest(name, incarnation, "localhost", 2))
-        place = SlotPlace(url, member.instance_id, member.storage_uri, replica_dir, job_id="")
+        place = SlotPlace(url, member.instance_id, member.storage_uri, Path(replica_dir), job_id="")
         try:
             _run_wanted(api, key, place, incarnation)
         except KeyboardInterrupt:
@@ -142,14 +76,13 @@ def _be_instance(url: str, key: str, replica_dir: Path, name: str) -> None:
 
 def _run_wanted(api: Api, key: str, place: SlotPlace, incarnation: str) -> None:
     """Heartbeats: each answer says what should run. Returns when the API is gone, or this instance for the API."""
-    from service.protocol import MAX_WAIT_MS, HeartbeatRequest
-    from spark_jobs.client import Gone, Unreachable
-
     known, slots = "", dict[str, dict[int, int]]()  # job → index → process id
     while True:
         running = {job_id: len(pids) for job_id, pids in slots.items()}
+        pulses = signs_of_life(folder_of(place.replica_dir, place.instance_id), 60.0)
         try:
-            wanted = api.heartbeat(place.instance_id, HeartbeatRequest(incarnation, running, known, MAX_WAIT_MS))
+            beat = HeartbeatRequest(incarnation, running, known, MAX_WAIT_MS, pulses=pulses)
+            wanted = api.heartbeat(place.instance_id, beat)
         except (Unreachable, Gone):
             return
         known = wanted.version
@@ -163,8 +96,6 @@ def _run_wanted(api: Api, key: str, place: SlotPlace, incarnation: str) -> None:
 
 def _drain(api: Api, instance_id: str, incarnation: str) -> None:
     """Leave once the slots have: the API tells each of them when."""
-    from service.protocol import HeartbeatRequest
-
     api.leave_instance(instance_id, incarnation, drain=True)
     known = ""
     while _has_children():
@@ -174,8 +105,6 @@ def _drain(api: Api, instance_id: str, incarnation: str) -> None:
 
 def _keep_slot(place: SlotPlace, key: str, index: int) -> None:
     """One process after the other is the slot, until one ends by itself."""
-    from spark_jobs.slot import run_slot
-
     while os.waitstatus_to_exitcode(os.waitpid(_fork(lambda: run_slot(place, key, index)), 0)[1]) != 0:
         pass
 

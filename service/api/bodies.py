@@ -90,7 +90,7 @@ def _invalid(body: bytes, message: str) -> ProblemError:
         msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         return ProblemError(400, "malformed_json", f"the body is not JSON: {error}")
-    detail, _, path = message.partition(" - at `$")
+    detail, _, path = message.replace(" - at `key` in `$", " as a name - at `$").partition(" - at `$")
     known = path.rstrip("`").partition("[...]")[0]  # which member of a dictionary it is, msgspec does not say
     pointer = known.replace("[", "/").replace("]", "").replace(".", "/")
     return refused("invalid_request", pointer, detail)

@@ -43,6 +43,7 @@ _RETRY_AFTER: Final = {
 }
 TAGS: Final = [
     {"name": "streams", "description": "Named, partitioned, append-only logs of records: make, post, read."},
+    {"name": "subscriptions", "description": "Readers whose positions the service keeps: pull, acknowledge."},
     {"name": "jobs", "description": "Operators over a stream: submit, watch, pause, stop, simulate."},
     {"name": "stores", "description": "The state of operators, looked up by key, by range, as a whole."},
     {"name": "groups", "description": "Who runs a job: tasks, owners, copies, and how they are given out."},

@@ -56,7 +56,6 @@ from service.streams.errors import UnknownPartition
 router = router_of("instances")
 workers = router_of(WORKER)
 
-PATIENCE = 0.4  # of a lease: how long a poll may wait, for the next one renews a lease of which a third may be gone
 SLOT = "/v1/instances/{instance:name}/slots/{slot:name}"
 PROTOCOL: dict[int | str, dict[str, Any]] = declared(400, 401, 403, 404, 409, 410, 413, 415, 422, 503)
 
@@ -139,7 +138,9 @@ async def join_instance(request: Request, _: Instance) -> Response:
 async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
     """Keep the lease; answers the jobs to run slots for, at once when that differs from `known`."""
     body, state = await read_struct(request, HEARTBEAT), request.state
-    until = _deadline(body.wait_ms, state.settings.lease_ms)
+    asked_s, is_first = time.monotonic(), True
+    until = asked_s + min(body.wait_ms, MAX_WAIT_MS, state.settings.lease_ms * coordinator.PATIENCE) / 1000
+    living = state.waiting_polls.living(instance, body.pulses)
     while True:
         seen = state.hub.seen
         found = await run_in_threadpool(
@@ -151,7 +152,11 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
             shortage=body.shortage,
             scale_down_timeout_ms=state.settings.scale_down_timeout_ms,
             initial_delay_ms=state.settings.initial_rebalance_delay_ms,
+            living=living,
         )
+        if is_first:
+            state.waiting_polls.vouch(instance, living, asked_s)
+        living, is_first = {}, False  # as of when it was said
         left = until - time.monotonic()
         if found.version != body.known or left <= 0 or state.hub.is_closed:
             return _answer(found)
@@ -214,30 +219,35 @@ async def join_slot(request: Request, instance: str, _: Instance) -> Response:
 @workers.post(SLOT + ":poll", responses={**answers(PollAnswer), **PROTOCOL}, openapi_extra=takes(PollRequest))
 async def poll_slot(request: Request, instance: str, slot: str, _: Instance) -> Response:
     """Ask what to do: answers at once when there is work or the owned tasks differ, else when that changes."""
-    body, state = await read_struct(request, POLL), request.state
-    until = _deadline(body.timeout_ms, state.settings.lease_ms)
-    asked, asked_s = (instance, msgspec.structs.replace(body, timeout_ms=0)), time.monotonic()
-    while True:
-        seen = state.hub.seen
-        found = state.quiet_polls.kept(slot, asked)
-        if found is None:
-            found = await run_in_threadpool(
-                coordinator.poll_slot,
-                state.catalog,
-                slot,
-                body.tasks,
-                instance_id=instance,
-                known=body.spec_sha256,
-                known_version=body.job_version,
-                copies=body.copies,
-                waited_ms=round(1000 * (time.monotonic() - asked_s)),
-            )
-            state.quiet_polls.keep(slot, asked, found, seen)
-        left = until - time.monotonic()
-        if found.is_ready or left <= 0 or state.hub.is_closed:
-            return _answer(found.answer)
-        again_ms = found.look_again_ms
-        await state.hub.wait(found.topics, seen, left if again_ms is None else min(left, again_ms / 1000))
+    body, state, is_first = await read_struct(request, POLL), request.state, True
+    asked = (instance, msgspec.structs.replace(body, timeout_ms=0))
+    with state.waiting_polls.wait(instance, slot) as poll:
+        until = poll.asked_s + min(body.timeout_ms, MAX_WAIT_MS) / 1000
+        while True:
+            seen = state.hub.seen
+            found = state.quiet_polls.kept(slot, asked, renews=is_first and not poll.is_vouched_for)
+            if found is None:
+                found = await run_in_threadpool(
+                    coordinator.poll_slot,
+                    state.catalog,
+                    slot,
+                    body.tasks,
+                    instance_id=instance,
+                    known=body.spec_sha256,
+                    known_version=body.job_version,
+                    copies=body.copies,
+                    waited_ms=round(1000 * (time.monotonic() - poll.asked_s)),
+                    renews=is_first,
+                )
+                state.quiet_polls.keep(slot, asked, found, seen)
+            is_first = False
+            left = min(until, poll.until_s) - time.monotonic()
+            if found.is_ready or left <= 0 or state.hub.is_closed:
+                return _answer(found.answer)
+            again_ms = found.look_again_ms
+            left = left if again_ms is None else min(left, again_ms / 1000)
+            if await state.hub.wait(found.topics, seen, left) and not state.hub.has_woken(found.pressing, seen):
+                await state.hub.wait(found.pressing, seen, coordinator.PASS_OVER_MS / 1000)
 
 
 @workers.get(SLOT + "/chunks", responses={**answers(ChunkRange), **PROTOCOL})
@@ -305,10 +315,6 @@ def leave_slot(request: Request, instance: str, slot: str, _: Instance) -> Respo
 
 def _answer(content: msgspec.Struct) -> Response:
     return Response(encode(content), media_type="application/json")
-
-
-def _deadline(wait_ms: int, lease_ms: int) -> float:
-    return time.monotonic() + min(wait_ms, MAX_WAIT_MS, lease_ms * PATIENCE) / 1000
 
 
 def _commit(catalog: Catalog, instance: str, slot: str, commits: list[TaskCommit]) -> list[Verdict]:

@@ -112,6 +112,7 @@ class ChangeVerdictView(BaseModel):
     """What a change would mean; nothing is changed."""
 
     version: Annotated[int, Field(description="What it would be called.")]
+    spec: Annotated[JobSpec, Field(description="The specification that it would have, with its defaults.")]
     is_possible: bool
     operators: list[OperatorVerdictView]
     sinks: list[SinkVerdictView]
@@ -290,6 +291,7 @@ def _compare(s: Session, name: str, tag: str, choose: Choose) -> tuple[dict[str,
     problems = [*found.problems, *_over(spec, wanted, found, full)]
     view = {
         "version": job.spec_version + 1,
+        "spec": spec.to_json(),
         "is_possible": not problems,
         "operators": [asdict(each) for each in found.operators],
         "sinks": [asdict(each) for each in found.sinks],

@@ -14,10 +14,12 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.api.lookup_requests import KeyEncoding, Lookup, cursor_of_start
+from service.api.lookup_requests import KeyEncoding, Lookup, TimesAs, cursor_of_start
 from service.api.models import WindowView
 from service.lookups import Answer, Known, Look, Lookups
 from service.payloads import ARROW, NDJSON
+from service.payloads.answers import ArrowPieces
+from service.payloads.typed import TIMESTAMP
 from service.positions import Position, opaque
 from service.problems import refused
 from service.streams.stores.reading import Found, Page
@@ -39,6 +41,13 @@ EXPORT_SCHEMA = pa.schema(
         pa.field("is_final", pa.bool_(), nullable=False),
     ]
 )
+
+
+def export_schema(times_as: TimesAs) -> pa.Schema:
+    """EXPORT_SCHEMA, its times as they are asked for."""
+    if times_as == "integer":
+        return EXPORT_SCHEMA
+    return pa.schema([each.with_type(TIMESTAMP) if pa.types.is_int64(each.type) else each for each in EXPORT_SCHEMA])
 
 
 class EntryView(BaseModel):
@@ -174,7 +183,7 @@ def export(request: Request, look: Look, query: StoreQuery, media_type: str, ask
     if media_type == NDJSON:
         _written(look.page.items, asked.key_encoding)  # what is no text is refused while there is time
     pages = _pages(request.state.lookups, look, query, is_page=is_page)
-    body = _arrow(pages) if media_type == ARROW else _lines(pages, asked.key_encoding)
+    body = _arrow(pages, export_schema(asked.times_as)) if media_type == ARROW else _lines(pages, asked.key_encoding)
     return StreamingResponse(body, headers=headers, media_type=media_type)
 
 
@@ -195,34 +204,15 @@ def _written(items: Sequence[Found], encoding: KeyEncoding) -> bytes:
     return b"".join(orjson.dumps(_item(found, encoding), option=orjson.OPT_APPEND_NEWLINE) for found in items)
 
 
-async def _arrow(pages: AsyncIterator[list[Found]]) -> AsyncIterator[bytes]:
-    sink = _Parts()
-    with pa.ipc.new_stream(sink, EXPORT_SCHEMA) as writer:
-        async for items in pages:
-            if items:
-                writer.write_batch(_as_arrow(items))
-            yield sink.taken()
-    yield sink.taken()
+async def _arrow(pages: AsyncIterator[list[Found]], schema: pa.Schema) -> AsyncIterator[bytes]:
+    pieces = ArrowPieces(schema)
+    async for items in pages:
+        if items:
+            yield pieces.of(_as_arrow(items, schema))
+    yield pieces.end()
 
 
-class _Parts:
-    """A file that is handed on as it is written."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, part: Any) -> int:
-        self._parts.append(bytes(part))
-        return len(self._parts[-1])
-
-    def taken(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
-
-
-def _as_arrow(items: Sequence[Found]) -> pa.RecordBatch:
+def _as_arrow(items: Sequence[Found], schema: pa.Schema) -> pa.RecordBatch:
     entries = [found.entry for found in items]
     windows = [entry.window or (None, None) for entry in entries]
     columns: list[list[Any]] = [
@@ -234,5 +224,5 @@ def _as_arrow(items: Sequence[Found]) -> pa.RecordBatch:
         [entry.closes_at for entry in entries],
         [found.is_final for found in items],
     ]
-    arrays = [pa.array(column, part.type) for column, part in zip(columns, EXPORT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=EXPORT_SCHEMA)
+    arrays = [pa.array(column, part.type) for column, part in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -26,6 +26,7 @@ from service.streams.stores.reading import Query as StoreQuery
 
 Kind = Literal["sessions", "windows", "keys"]
 KeyEncoding = Literal["utf8", "base64"]
+TimesAs = Literal["integer", "timestamp"]
 
 NAME = r"^[a-z][a-z0-9_.-]{0,63}-[a-z][a-z0-9_.-]{0,63}$"
 TYPES: Final[dict[Kind, str]] = {"sessions": "session", "windows": "window", "keys": "key_value"}
@@ -63,6 +64,7 @@ class Lookup(Fresh):
     ] = None
     cursor: Annotated[str | None, Field(description="`next` of the page before.")] = None
     key_encoding: Annotated[KeyEncoding, Field(description="How keys are written, here and in the answer.")] = "utf8"
+    times_as: Annotated[TimesAs, Field(description="Of Arrow: times as int64 (ms), or as timestamp[ms].")] = "integer"
 
     @property
     def times(self) -> tuple[int, int]:

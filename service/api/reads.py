@@ -1,12 +1,12 @@
-"""Records read from a stream: pages of one partition or of all, by offset, from a time, or on from a cursor, as JSON or
-Arrow; at the end a reader may wait for more.
+"""Records read from a stream: pages of one partition or of all, by offset, from a time, or on from a cursor, as JSON,
+NDJSON or Arrow; at the end a reader may wait for more.
 
 Knows the shapes of request and answer, and how long one waits. Refuses to know what a page holds (`service.reads`) and
 how segments lie (`service.storage`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -24,8 +24,8 @@ from service.auth import Reader
 from service.catalog import streams
 from service.catalog.engine import partition_topic, stream_topic
 from service.catalog.tables import StreamRow
-from service.payloads import ARROW, JSON
-from service.payloads.answers import KeyEncoding, arrow_answer, json_answer
+from service.payloads import ARROW, JSON, NDJSON
+from service.payloads.answers import KeyEncoding, arrow_answer, json_answer, ndjson_answer
 from service.positions import Cursor, StreamCursor, cursor_of, opaque
 from service.problems import declared, refused
 from service.reads.pages import Place, StreamPage, read_page
@@ -39,6 +39,20 @@ MAX_WAIT_MS: Final = 60_000
 MAX_CURSOR: Final = 32_000  # characters: an offset of each of 1,024 partitions
 NEXT_HEADER: Final = "Millrace-Next"
 AT_END_HEADER: Final = "Millrace-At-End"
+RECORD_LINE: Final = (
+    '{"partition":0,"offset":41,"timestamp":1700000000000,"key":"u1","value":{"n":3},"window":null,"headers":{}}\n'
+)
+
+OfPartition = Annotated[
+    int | None, Query(ge=0, description="Of which to read; all, when absent and the cursor does not say.")
+]
+FromOffset = Annotated[
+    int | None, Query(ge=0, le=MAX_OFFSET, description="Where to begin in a partition; at the start when absent.")
+]
+FromTimestamp = Annotated[
+    int | None,
+    Query(ge=0, le=MAX_OFFSET, description="Begin with the first record that is of this time (ms) or later."),
+]
 
 
 class RecordView(BaseModel):
@@ -62,7 +76,7 @@ class RecordPage(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class ReadBegin:
     """Where a request begins, as it says so."""
 
     partition: int | None
@@ -76,17 +90,23 @@ class _Begin:
     responses={
         200: {
             "model": RecordPage,
-            "description": "A page; as Arrow with the columns partition, offset, key, value, timestamp, window_start, "
-            f"window_end, headers; the cursor of what comes next in the header `{NEXT_HEADER}`, and in "
-            f"`{AT_END_HEADER}` whether there was nothing beyond (true, false)",
+            "description": "A page; as NDJSON a record a line; as Arrow with the columns partition, offset, key, "
+            "value, timestamp, window_start, window_end, headers. Of both the cursor of what comes next is in the "
+            f"header `{NEXT_HEADER}`, and in `{AT_END_HEADER}` whether there was nothing beyond (true, false)",
             "headers": {
-                NEXT_HEADER: {"description": "Of Arrow: the cursor of what comes next.", "schema": {"type": "string"}},
+                NEXT_HEADER: {
+                    "description": "Of NDJSON and Arrow: the cursor of what comes next.",
+                    "schema": {"type": "string"},
+                },
                 AT_END_HEADER: {
-                    "description": "Of Arrow: whether there was nothing beyond.",
+                    "description": "Of NDJSON and Arrow: whether there was nothing beyond.",
                     "schema": {"type": "boolean"},
                 },
             },
-            "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
+            "content": {
+                NDJSON: {"schema": {"type": "string"}, "example": RECORD_LINE},
+                ARROW: {"schema": {"type": "string", "format": "binary"}},
+            },
         },
         **declared(401, 403, 404, 406, 410, 414, 422, 503),
     },
@@ -95,16 +115,9 @@ async def read_records(
     request: Request,
     stream: NamedStream,
     _: Reader,
-    partition: Annotated[
-        int | None, Query(ge=0, description="Of which to read; all, when absent and the cursor does not say.")
-    ] = None,
-    from_offset: Annotated[
-        int | None, Query(ge=0, le=MAX_OFFSET, description="Where to begin in a partition; at the start when absent.")
-    ] = None,
-    from_timestamp: Annotated[
-        int | None,
-        Query(ge=0, le=MAX_OFFSET, description="Begin with the first record that is of this time (ms) or later."),
-    ] = None,
+    partition: OfPartition = None,
+    from_offset: FromOffset = None,
+    from_timestamp: FromTimestamp = None,
     cursor: Annotated[
         str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before, or the `id` of an event.")
     ] = None,
@@ -116,15 +129,15 @@ async def read_records(
         KeyEncoding, Query(description="How JSON shows keys; those of changelogs are always base64.")
     ] = "utf8",
 ) -> Response:
-    """Read records by offset, from a time on, or on from a cursor; as JSON, or as Arrow by `Accept`.
+    """Read records by offset, from a time on, or on from a cursor; as JSON, or by `Accept` as NDJSON or Arrow.
 
     A page ends at `limit`, at 32 MiB, or where it takes too many files; `at_end` tells whether there was more. Over all
     partitions each one's records are in order, and each has its share of a page.
     """
-    kind, state = accepts(request, JSON, ARROW), request.state
+    kind, state = accepts(request, JSON, NDJSON, ARROW), request.state
     until_s = time.monotonic() + wait_ms / 1000
-    begin = _Begin(partition, from_offset, from_timestamp, cursor)
-    found, place, is_whole = await run_in_threadpool(_place, state, stream, begin)
+    begin = ReadBegin(partition, from_offset, from_timestamp, cursor)
+    found, place, is_whole = await run_in_threadpool(place_of, state, stream, begin)
     topic = partition_topic(found.id, next(iter(place))) if len(place) == 1 else stream_topic(found.id)
     while True:
         seen = state.hub.seen
@@ -135,24 +148,22 @@ async def read_records(
         place = page.following
         await state.hub.wait([topic], seen, left_s)
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
-    how = {"is_whole": is_whole, "is_arrow": kind == ARROW}
-    return await run_in_threadpool(_answer, state, found, page, encoding, **how)
+    following = cursor_behind(found, state.catalog.lineage, page.following, is_whole=is_whole)
+    return await run_in_threadpool(_answer, page, kind, encoding, following)
 
 
-def _answer(
-    state: Any, stream: StreamRow, page: StreamPage, encoding: KeyEncoding, *, is_whole: bool, is_arrow: bool
-) -> Response:
-    following = _cursor(stream, state.catalog.lineage, page, is_whole=is_whole)
-    if is_arrow:
-        headers = {NEXT_HEADER: following, AT_END_HEADER: str(page.at_end).lower()}
-        return Response(arrow_answer(page.batches), headers=headers, media_type=ARROW)
-    return Response(json_answer(page.batches, encoding, following, at_end=page.at_end), media_type=JSON)
+def _answer(page: StreamPage, kind: str, encoding: KeyEncoding, following: str) -> Response:
+    if kind == JSON:
+        return Response(json_answer(page.batches, encoding, following, at_end=page.at_end), media_type=JSON)
+    headers = {NEXT_HEADER: following, AT_END_HEADER: str(page.at_end).lower()}
+    body = arrow_answer(page.batches) if kind == ARROW else ndjson_answer(page.batches, encoding)
+    return Response(body, headers=headers, media_type=kind)
 
 
 # ---------------------------------------------------------------- where to begin
 
 
-def _place(state: Any, name: str, begin: _Begin) -> tuple[StreamRow, Place, bool]:
+def place_of(state: Any, name: str, begin: ReadBegin) -> tuple[StreamRow, Place, bool]:
     """The stream, where to begin in it, and whether all its partitions are read, also where there is but one."""
     stream: StreamRow = state.catalog.read(streams.get_stream, name)
     if begin.cursor is not None:
@@ -169,7 +180,7 @@ def _place(state: Any, name: str, begin: _Begin) -> tuple[StreamRow, Place, bool
     return stream, dict.fromkeys(partitions, begin.from_offset), is_whole
 
 
-def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> tuple[Place, bool]:
+def _of_cursor(stream: StreamRow, lineage: str, begin: ReadBegin) -> tuple[Place, bool]:
     found = cursor_of(begin.cursor or "")
     is_ours = found is not None and found.stream == stream.id and found.lineage == lineage
     if found is None or not is_ours or (isinstance(found, StreamCursor) and len(found.offsets) != stream.partitions):
@@ -182,7 +193,7 @@ def _of_cursor(stream: StreamRow, lineage: str, begin: _Begin) -> tuple[Place, b
     return found.place, isinstance(found, StreamCursor)
 
 
-def _of_time(state: Any, stream: StreamRow, partitions: Sequence[int], begin: _Begin) -> Place:
+def _of_time(state: Any, stream: StreamRow, partitions: Sequence[int], begin: ReadBegin) -> Place:
     """The offset of the first record of a time or later, the end where there is none."""
     if begin.from_offset is not None:
         raise refused("invalid_request", "?from_timestamp", _ONE_OF_THEM)
@@ -198,8 +209,9 @@ _ONE_OF_THEM: Final = "begin at a time, at an offset, or on from a cursor: one o
 # ---------------------------------------------------------------- where to read on
 
 
-def _cursor(stream: StreamRow, lineage: str, page: StreamPage, *, is_whole: bool) -> str:
+def cursor_behind(stream: StreamRow, lineage: str, place: Mapping[int, int], *, is_whole: bool) -> str:
+    """The cursor of a place: of one partition, or of all where these were asked for."""
     if is_whole:
-        return opaque(StreamCursor(stream.id, lineage, [page.following[at] for at in sorted(page.following)]))
-    [(partition, offset)] = page.following.items()
+        return opaque(StreamCursor(stream.id, lineage, [place[at] for at in sorted(place)]))
+    [(partition, offset)] = place.items()
     return opaque(Cursor(stream.id, lineage, partition, offset))

@@ -45,7 +45,8 @@ Fields = Annotated[
     Field(
         max_length=256,
         description="Members that every value must have: name → `string|long|double|boolean|json`; `?` behind it: "
-        "may be null or absent. Other members may be there. Without it, values are any JSON.",
+        "may be null or absent. Other members may be there. Exports as Arrow have a column for each. Without it, "
+        "values are any JSON.",
     ),
 ]
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]

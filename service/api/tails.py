@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import Annotated, Any, Final
 
+import pyarrow as pa
 from fastapi import Header, Query
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
@@ -28,7 +29,9 @@ from service.positions import cursor_of, position_of
 from service.problems import ProblemError, declared, refused
 from service.reads.places import offset_at
 from service.reads.tails import TailedRecords, TailedStream, TailPlace
-from service.streams.errors import OffsetTruncated, UnknownPartition
+from service.streams.errors import InvalidExpression, OffsetTruncated, UnknownPartition
+from service.streams.expressions.words import MAX_TEXT
+from service.streams.operators.fields import admitted, kind_name
 
 router = router_of("streams")
 
@@ -57,7 +60,7 @@ FROM: Final = "latest, earliest, a time (ms), a cursor of a page or an event, or
             "where to go on; `event: error` ends one that can not go on, and says why.",
             "content": {EVENTS: {"schema": EVENT, "example": EVENT_EXAMPLE}},
         },
-        **declared(401, 403, 404, 410, 414, 422, 503),
+        **declared(401, 403, 404, 410, 414, 422, 429, 503),
     },
 )
 async def tail_stream(
@@ -69,6 +72,10 @@ async def tail_stream(
     ] = "latest",
     partition: Annotated[int | None, Query(ge=0, description="Records of this one alone.")] = None,
     key: Annotated[str | None, Query(max_length=10_000, description="Records with this key alone.")] = None,
+    where: Annotated[
+        str | None,
+        Query(min_length=1, max_length=MAX_TEXT, description="Records for which this condition (SQL) is true."),
+    ] = None,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How keys are shown; those of changelogs are always base64.")
     ] = "utf8",
@@ -87,6 +94,10 @@ async def tail_stream(
     """Follow a stream: each record once, in order within its partition, also those that come from now on.
 
     Who comes back with the last `id` in `Last-Event-ID`, as browsers do, misses nothing and gets nothing twice.
+
+    `where` is a condition as of the operator filter. It is evaluated in a process of its own, within the bounds of a
+    simulation; where it passes them, the tails that have it end with `event: error`. A record for which it fails (a
+    cast of what is no number, say) is left out, as one for which it is null.
     """
     state = request.state
     until_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
@@ -94,7 +105,10 @@ async def tail_stream(
     if partition is not None and partition >= found.partitions:
         raise UnknownPartition(f"{found.name}/{partition}")
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
-    followed = TailedStream(found.id, state.catalog.lineage, encoding)
+    if where is not None:
+        await run_in_threadpool(_check_condition, where)
+        state.filters.check_room(found.id, where)
+    followed = TailedStream(found.id, state.catalog.lineage, encoding, where)
     wanted = TailedRecords(partition, None if key is None else key.encode())
 
     async def is_allowed() -> bool:
@@ -106,6 +120,16 @@ async def tail_stream(
 
     events = state.tails.follow(followed, place, wanted, is_allowed, until_s=until_s)
     return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+
+def _check_condition(text: str) -> None:
+    """Raises InvalidExpression."""
+    try:
+        kind = admitted(text).type
+        if not pa.types.is_boolean(kind):
+            raise InvalidExpression(f"must be a condition (true or false), this gives {kind_name(kind)}")
+    except InvalidExpression as error:
+        raise InvalidExpression(error.detail).at("?where") from error
 
 
 def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tuple[StreamRow, TailPlace]:

@@ -25,7 +25,7 @@ class Driver:
 
     def __init__(self, s: Session) -> None:
         s.flush()
-        self._connection = s.connection()
+        self._connection = _connection_of(s)
         self._own = _for_sqlite if self._connection.dialect.name == "sqlite" else _for_postgres
 
     def rows(self, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -35,6 +35,14 @@ class Driver:
     def each(self, text: str, rows: Collection[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         run(self._connection, self._own(text), [tuple(row) for row in rows])
+
+
+def _connection_of(s: Session) -> Connection:
+    """Of a session's only transaction. Asked once, and kept: asking takes a session as long as a query takes SQLite."""
+    found: Connection | None = s.info.get("connection")
+    if found is None:
+        found = s.info["connection"] = s.connection()
+    return found
 
 
 def run(connection: Connection, text: str, parameters: Any) -> list[tuple[Any, ...]]:
@@ -77,7 +85,7 @@ class Prepared:
     def rows(self, s: Session, **parameters: Any) -> list[Any]:
         """All rows that it finds, as tuples with the names of its columns; a list is what an `IN` expands to."""
         s.flush()
-        connection = s.connection()
+        connection = _connection_of(s)
         lists = tuple(len(value) for value in parameters.values() if isinstance(value, list))
         compiled = self._compiled.get((connection.dialect.name, lists))
         if compiled is None:

@@ -46,6 +46,7 @@ OnWake = Callable[[Iterable[str]], None]
 
 EVERYTHING = "*"  # woken when wake-ups of other processes may have been missed
 JOBS = "jobs"  # the set of jobs, or the state of one, changed
+PUSHES = "pushes"  # the set of subscriptions with a target changed
 CHANNEL = "millrace"
 RACES = {"40001", "40P01"}  # serialization failure, deadlock: Postgres undid all of it
 BUSY_TIMEOUT_MS = 10_000  # for the other processes on a SQLite file; inside a process a lock keeps order
@@ -60,6 +61,16 @@ def stream_topic(stream_id: str) -> str:
 def partition_topic(stream_id: str, partition: int) -> str:
     """Woken when records of this partition were published: who reads the others sleeps on."""
     return f"stream:{stream_id}/{partition}"
+
+
+def target_topic(stream_id: str, target: int) -> str:
+    """Woken when a repartition stream got records for this target: what is for others it passes over later."""
+    return f"stream:{stream_id}>{target}"
+
+
+def subscription_topic(subscription_id: str) -> str:
+    """Woken when a partition of the subscription became free, or the subscription is gone."""
+    return f"subscription:{subscription_id}"
 
 
 def job_topic(job_id: str) -> str:

@@ -22,9 +22,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Row, bindparam, or_, select
+from sqlalchemy import bindparam, or_, select
 from sqlalchemy.orm import Session
 
+from service.catalog.driver import Prepared
 from service.catalog.inputs import LONG_MS, POSITION_BYTES, SILENT_MS, Log, Logs, TaskInput, with_removed
 from service.catalog.repartitions import unread_bytes
 from service.catalog.tables import JobRow, JobStreamRow, PartitionRow, TaskInputRow, TaskRow
@@ -34,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 
 _NEVER: Final = np.iinfo(np.int64).max
 _NOBODY: Final = -1
-_TASKS = (
+_TASKS = Prepared(
     select(TaskRow.id.label("task_id"), TaskRow.sub_topology, TaskRow.partition, TaskRow.positions, TaskRow.is_closed)
     .add_columns(TaskRow.has_backlog, TaskRow.flush_at.is_not(None).label("is_flushing"))
     .add_columns(TaskRow.replay.is_not(None).label("is_replaying"), TaskInputRow.number)
@@ -44,7 +45,7 @@ _TASKS = (
     .where(TaskRow.job_id == bindparam("job_id"))
     .order_by(TaskRow.sub_topology, TaskRow.partition, TaskInputRow.number)
 )
-_LOGS = (
+_LOGS = Prepared(
     select(JobStreamRow.stream_id, JobStreamRow.sub_topology, PartitionRow.partition, PartitionRow.bytes)
     .add_columns(PartitionRow.start_offset, PartitionRow.end_offset, SILENT_MS)
     .join(PartitionRow, PartitionRow.stream_id == JobStreamRow.stream_id)
@@ -84,7 +85,7 @@ class JobProgress:
 
     def __init__(self, s: Session, job_id: str, patience: Patience) -> None:
         self._patience = patience
-        ranges, logs = s.execute(_TASKS, {"job_id": job_id}).all(), s.execute(_LOGS, {"job_id": job_id}).all()
+        ranges, logs = _TASKS.rows(s, job_id=job_id), _LOGS.rows(s, job_id=job_id)
         tasks = list({row.task_id: row for row in ranges}.values())
         self._places = {row.task_id: place for place, row in enumerate(tasks)}
         self._read_logs(logs, {(row.sub_topology, row.partition): place for place, row in enumerate(tasks)})
@@ -94,7 +95,7 @@ class JobProgress:
 
     # ------------------------------------------------------------ what was read
 
-    def _read_logs(self, logs: Sequence[Row[Any]], places: Mapping[tuple[int, int], int]) -> None:
+    def _read_logs(self, logs: Sequence[Any], places: Mapping[tuple[int, int], int]) -> None:
         self._firsts: dict[str, int] = {}  # stream id → the place of its first log
         found: dict[str, list[Log]] = {}
         for place, row in enumerate(logs):
@@ -107,15 +108,16 @@ class JobProgress:
         self._bytes: Int64s = np.array([*(row.bytes for row in logs), 0], np.int64)
         writers = [*(places.get((row.sub_topology, row.partition), _NOBODY) for row in logs), _NOBODY]
         self._writer: Int64s = np.array(writers, np.int64)  # of each log the task, _NOBODY: users
+        self._feeding = {row.sub_topology for row in logs}  # those that write logs
 
-    def _log_of(self, row: Row[Any]) -> Log:
+    def _log_of(self, row: Any) -> Log:
         """A partition as the job's tasks are to see it: of one that they read up to a mark, nothing comes behind."""
         marks = (self._patience.read_to or {}).get(row.stream_id)
         if marks is None:
             return Log(row.start_offset, row.end_offset, row.silent_ms)
         return Log(row.start_offset, min(row.end_offset, marks[row.partition]), LONG_MS)
 
-    def _read_inputs(self, ranges: Sequence[Row[Any]], tasks: Sequence[Row[Any]]) -> None:
+    def _read_inputs(self, ranges: Sequence[Any], tasks: Sequence[Any]) -> None:
         logs, owners, removed = list[int](), list[int](), len(self._of_log) - 1
         for row, begin, end in with_removed(ranges):
             first = self._firsts[row.stream_id] + row.first
@@ -131,7 +133,7 @@ class JobProgress:
         sizes = [len(row.positions) // POSITION_BYTES for row in tasks]
         self._begin: Int64s = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
-    def _read_tasks(self, tasks: Sequence[Row[Any]]) -> None:
+    def _read_tasks(self, tasks: Sequence[Any]) -> None:
         self._sub: Int64s = np.array([row.sub_topology for row in tasks], np.int64)
         self._is_closed, is_behind, is_flushing = (
             np.array(flags, np.bool_)
@@ -225,6 +227,10 @@ class JobProgress:
         """Whether a flush is to go on: no task has anything to close at this stage any more."""
         return self._patience.flush is not None and not self._is_flushing
 
+    def feeds_others(self, sub_topology: int) -> bool:
+        """Whether other tasks of the job read what tasks of this sub-topology write."""
+        return sub_topology in self._feeding
+
     def stage_of(self, sub_topology: int) -> int:
         return self._stages[sub_topology]
 
@@ -255,6 +261,8 @@ class JobProgress:
         it and holds back what others wrote. Else it and they would wait for each other.
         """
         over = ~self._is_user & (self._bytes > self._patience.max_repartition_bytes)  # of what is unread it is the most
+        if not over.any():
+            return set()
         over &= np.isin(self._writer, [self._places[task_id] for task_id in task_ids])
         if not over.any():
             return set()

@@ -18,11 +18,13 @@ from sqlalchemy import Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog.driver import Driver, Prepared, values
-from service.catalog.engine import now_ms, partition_topic, stream_topic, wake
+from service.catalog.engine import now_ms, partition_topic, stream_topic, target_topic, wake
 from service.catalog.inputs import lowest_position
 from service.catalog.streams import lock_partitions_of
+from service.catalog.subscriptions import held_position
 from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow, SlotRow, StreamRow
 from service.protocol import ChunkRange, InputRange
+from service.ranges import unpack
 from service.streams.errors import SegmentNotPending, UnknownPartition
 from service.streams.records import Chunk, ChunkMeta, Published
 
@@ -181,6 +183,12 @@ class Appender:
             driver.each(_GROW, [(end.offset, end.bytes, end.records, at, *pair) for pair, end in grown])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
             wake(self._s, *[partition_topic(*pair) for pair in self._grown])
+            wake(self._s, *self._targets())
+
+    def _targets(self) -> set[str]:
+        """The topics of the targets that chunks of repartition streams have records for."""
+        packed = [(chunk["stream_id"], chunk["ranges"]) for chunk in self._chunks if chunk["ranges"] is not None]
+        return {target_topic(stream_id, to) for stream_id, of in packed for to in unpack(of)["target"].tolist()}
 
     def _append(self, segment_id: str, index: int, chunk: ChunkMeta) -> Published:
         pair = (chunk.stream_id, chunk.partition)
@@ -283,9 +291,9 @@ def _chunks(s: Session, stream_id: str, partition: int, offset: int, max_records
 def truncate_by_retention(s: Session) -> int:
     """Remove the oldest chunks of streams with a `retention_ms`, counted from when they were published.
 
-    Never beyond the position of an existing job, whatever its state, unless the stream says
-    `retention_overrides_jobs`. Records keep the time of their publishing, not their timestamp, so that a load of old
-    records is not gone at once. Returns how many chunks went.
+    Never beyond the position of an existing job, whatever its state, nor of a subscription that holds retention back,
+    unless the stream says `retention_overrides_jobs`. Records keep the time of their publishing, not their timestamp,
+    so that a load of old records is not gone at once. Returns how many chunks went.
     """
     query = select(StreamRow).where(StreamRow.retention_ms.is_not(None)).order_by(StreamRow.id)
     return sum(
@@ -296,8 +304,11 @@ def truncate_by_retention(s: Session) -> int:
 
 
 def _truncate(s: Session, stream: StreamRow, partition: PartitionRow) -> int:
-    lowest = None if stream.retention_overrides_jobs else lowest_position(s, stream.id, partition.partition)
-    limit = partition.end_offset if lowest is None else lowest
+    limit = partition.end_offset
+    if not stream.retention_overrides_jobs:
+        place = (stream.id, partition.partition)
+        held = [at for at in (lowest_position(s, *place), held_position(s, *place)) if at is not None]
+        limit = min([limit, *held])
     expired = _expired(s, stream, partition, limit)
     if not expired:
         return 0

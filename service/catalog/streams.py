@@ -12,8 +12,18 @@ from typing import Any
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.engine import partition_topic, stream_topic, wake
-from service.catalog.tables import ChunkRow, IngestKeyRow, JobRow, JobStreamRow, Json, PartitionRow, StreamRow
+from service.catalog.engine import PUSHES, partition_topic, stream_topic, subscription_topic, wake
+from service.catalog.tables import (
+    ChunkRow,
+    IngestKeyRow,
+    JobRow,
+    JobStreamRow,
+    Json,
+    PartitionRow,
+    StreamRow,
+    SubscriptionPositionRow,
+    SubscriptionRow,
+)
 from service.streams.errors import InternalStream, StaleTag, StreamExists, StreamInUse, UnknownStream
 
 HOUR_MS = 3_600_000
@@ -102,7 +112,9 @@ def mark_custom_partitioning(s: Session, stream_id: str) -> None:
 
 
 def delete_stream(s: Session, name: str) -> None:
-    """Delete a stream that no job reads or writes. Raises UnknownStream, InternalStream, StreamInUse."""
+    """Delete a stream that no job reads or writes, with its subscriptions. Raises UnknownStream, InternalStream,
+    StreamInUse.
+    """
     stream = _own_stream(s, name, to_delete=True)
     lock_partitions_of(s, [stream.id])
     users = s.scalars(
@@ -113,6 +125,7 @@ def delete_stream(s: Session, name: str) -> None:
     names = sorted(set(users))
     if names:
         raise StreamInUse(name, names)
+    remove_subscriptions(s, s.scalars(select(SubscriptionRow.id).where(SubscriptionRow.stream_id == stream.id)).all())
     remove_streams(s, [stream.id])
 
 
@@ -126,6 +139,13 @@ def remove_streams(s: Session, stream_ids: Sequence[str]) -> None:
     s.execute(delete(IngestKeyRow).where(IngestKeyRow.stream_id.in_(stream_ids)))
     s.execute(delete(PartitionRow).where(PartitionRow.stream_id.in_(stream_ids)))
     s.execute(delete(StreamRow).where(StreamRow.id.in_(stream_ids)))
+
+
+def remove_subscriptions(s: Session, subscription_ids: Sequence[str]) -> None:
+    """Remove subscriptions with their positions; who waits in a pull hears of it."""
+    wake(s, *map(subscription_topic, subscription_ids), *([PUSHES] if subscription_ids else []))
+    s.execute(delete(SubscriptionPositionRow).where(SubscriptionPositionRow.subscription_id.in_(subscription_ids)))
+    s.execute(delete(SubscriptionRow).where(SubscriptionRow.id.in_(subscription_ids)))
 
 
 def lock_partitions_of(s: Session, stream_ids: Iterable[str]) -> list[PartitionRow]:

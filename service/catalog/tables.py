@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Text,
+    UniqueConstraint,
     false,
     text,
 )
@@ -164,6 +165,48 @@ class IngestKeyRow(CatalogTable):
     body_sha256: Mapped[str]
     response: Mapped[Json]
     created_ms: Mapped[int] = mapped_column(index=True)
+
+
+class SubscriptionRow(CatalogTable):
+    """A reader of a stream whose positions are kept here. Whoever changes it, or a position of it, holds its lock.
+
+    `start`: where it began, as it was asked for. `consumers`: who pulls → `{"lease_ms", "until_ms"}`, ended leases
+    among them until the next pull; `pulled_ms`: when somebody last pulled, at first when it was made. `push_…`: where
+    records are posted to, the secret that signs them (sealed, `service.sealing`) and its digest.
+    """
+
+    __tablename__ = "subscriptions"
+    __table_args__ = (UniqueConstraint("stream_id", "name"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"))
+    name: Mapped[str]
+    start: Mapped[Any] = mapped_column(JSON)
+    push_url: Mapped[str | None]
+    push_secret: Mapped[str | None]
+    push_sha256: Mapped[str | None]
+    expires_after_ms: Mapped[int | None]
+    holds_retention: Mapped[bool]
+    consumers: Mapped[Json] = mapped_column(default=dict)
+    pulled_ms: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class SubscriptionPositionRow(CatalogTable):
+    """How far a subscription is in a partition: `service.pulls.PartitionProgress` says what the columns mean.
+    `failure`: why its target does not take the next record (`{"attempts", "since_ms", "detail"}`).
+    """
+
+    __tablename__ = "subscription_positions"
+
+    subscription_id: Mapped[str] = mapped_column(ForeignKey("subscriptions.id"), primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    position: Mapped[int]
+    batch_end: Mapped[int]
+    holder: Mapped[str | None]
+    pull_id: Mapped[str | None]
+    given_ms: Mapped[int] = mapped_column(default=0)
+    failure: Mapped[Json | None]
 
 
 class JobRow(CatalogTable):

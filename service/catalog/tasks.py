@@ -62,6 +62,7 @@ class Assigned:
     applied: Json
     inputs: list[TaskInput] = field(default_factory=list)
     heads_digest: int = 0
+    feeds_others: bool = False  # other tasks of the job read what it writes
 
     @property
     def is_truncated(self) -> bool:
@@ -187,6 +188,7 @@ def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -
     if progress is not None:
         for task in tasks.values():
             task.heads_digest = progress.note(task.id, task.inputs)
+            task.feeds_others = progress.feeds_others(task.sub_topology)
     return list(tasks.values())
 
 
@@ -268,9 +270,15 @@ def describe(
             skips=_skips(s, job_id, task) if has_skips else [],
             heads_digest=task.heads_digest,
             adopt=adoptions.get(task.id),
+            can_wait=not task.feeds_others and task.replay is None and _only_passes_over(work.get(task.id, [])),
         )
         for task in tasks
     ]
+
+
+def _only_passes_over(work: Sequence[InputRange]) -> bool:
+    """Whether all that is there to be read is for other targets."""
+    return bool(work) and not any(each.chunks for each in work)
 
 
 def _head(at: TaskInput) -> InputHead:

@@ -20,6 +20,7 @@ from service.catalog.inputs import Lag, TaskInput, inputs_of_all, inputs_of_job,
 from service.catalog.job_states import STAFFED
 from service.catalog.jobs import READS_USER, of_job
 from service.catalog.replicas import ACTIVE, HAS_OWNER, IS_CHANGELOG_OF, IS_STORE_OF
+from service.catalog.subscriptions import SubscriptionLag, subscription_lags
 from service.catalog.tables import (
     InstanceRow,
     JobRow,
@@ -89,6 +90,7 @@ class CatalogTotals:
     repartition_lag: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
     copies: Sequence[CopyLag] = ()
+    subscriptions: Sequence[SubscriptionLag] = ()
 
     @cached_property
     def records_in(self) -> Counter[str]:
@@ -139,6 +141,7 @@ def catalog_totals(s: Session) -> CatalogTotals:
         repartition_lag=repartition_lag,
         versions=dict(s.execute(select(JobRow.name, JobRow.spec_version)).all()),
         copies=_copy_lags(s),
+        subscriptions=subscription_lags(s),
     )
 
 

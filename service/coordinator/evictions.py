@@ -11,12 +11,14 @@ its slots with it.
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Final
 
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import job_changes
+from service.catalog.driver import Prepared
 from service.catalog.engine import JOBS, Catalog, Now, now_ms, wake
 from service.catalog.job_states import CHANGING, DRAINING, STAFFED, go_on_flushing, lock_job
 from service.catalog.nodes import forget_unseen
@@ -30,6 +32,7 @@ from service.coordinator.ownership import lock_slots, rebalance, take_tasks
 SEEN: Final = "coordinator_seen_ms"
 GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
 UNSEEN_NODES_KEPT_MS: Final = 7 * 24 * 3_600_000
+SWEEP_EVERY_MS: Final = 60_000
 
 
 _IS_MARKED = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
@@ -63,17 +66,19 @@ def _is_lost(at_ms: int | ColumnElement[int]) -> ColumnElement[bool]:
     return (SlotRow.state == LIVE) & (SlotRow.lease_until_ms < at_ms) & ~_missed_a_beat(at_ms)
 
 
-_DUE = select(
-    Now(),
-    select(MetaRow.value).where(MetaRow.name == SEEN).scalar_subquery(),
-    or_(
-        exists().where(_is_lost(Now())),
-        exists().where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < Now()),
-        _stuck_jobs(Now() - bindparam("initial_delay_ms", type_=BigInteger)).exists(),
-        _waiting_jobs(Now()).exists(),
-        _CLOSED_STAGES.exists(),
-    ),
-    _CHANGING.exists(),
+_DUE = Prepared(
+    select(
+        Now(),
+        select(MetaRow.value).where(MetaRow.name == SEEN).scalar_subquery(),
+        or_(
+            exists().where(_is_lost(Now())),
+            exists().where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < Now()),
+            _stuck_jobs(Now() - bindparam("initial_delay_ms", type_=BigInteger)).exists(),
+            _waiting_jobs(Now()).exists(),
+            _CLOSED_STAGES.exists(),
+        ),
+        _CHANGING.exists(),
+    )
 )  # one statement: it is asked four times a second
 
 
@@ -85,18 +90,30 @@ def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_
     After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
     every lease starts again. A round with nothing to do is read-only.
     """
-    how = {"lease_ms": lease_ms, "initial_delay_ms": initial_delay_ms}
-    return catalog.write(_tick, **how) if catalog.read(_is_tick_due, **how) else 0
+    due = catalog.read(_due, lease_ms, initial_delay_ms)
+    if due is None:
+        return 0
+    return catalog.write(_tick, lease_ms=lease_ms, initial_delay_ms=initial_delay_ms, is_whole=due is _Due.WHOLE)
 
 
-def _is_tick_due(s: Session, *, lease_ms: int, initial_delay_ms: int) -> bool:
-    at, seen, is_due, is_changing = s.execute(_DUE, {"initial_delay_ms": initial_delay_ms}).one()
-    if is_due or seen is None or at - int(seen) > lease_ms // RENEW_AFTER:
-        return True
-    return is_changing and any(job_changes.is_due(s, job_id) for job_id in s.scalars(_CHANGING))
+class _Due(Enum):
+    MARK = auto()  # that the coordinator is there
+    WHOLE = auto()
 
 
-def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
+def _due(s: Session, lease_ms: int, initial_delay_ms: int) -> _Due | None:
+    """What a round has to do; what is kept for a time is looked at once a minute."""
+    [(at, seen, is_due, is_changing)] = _DUE.rows(s, initial_delay_ms=initial_delay_ms)
+    if is_due or seen is None:
+        return _Due.WHOLE
+    if is_changing and any(job_changes.is_due(s, job_id) for job_id in s.scalars(_CHANGING)):
+        return _Due.WHOLE
+    if at - int(seen) <= lease_ms // RENEW_AFTER:
+        return None
+    return _Due.MARK if at // SWEEP_EVERY_MS == int(seen) // SWEEP_EVERY_MS else _Due.WHOLE
+
+
+def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int, is_whole: bool) -> int:
     at = now_ms(s)
     seen = s.scalars(select(MetaRow).where(MetaRow.name == SEEN).with_for_update()).one_or_none()
     if seen is None or at - int(seen.value) > lease_ms:
@@ -104,6 +121,8 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int) -> int:
         s.merge(MetaRow(name=SEEN, value=str(at)))
         return 0
     seen.value = str(at)
+    if not is_whole:
+        return 0
     evicted = _evict(s, at)
     s.execute(delete(SlotRow).where(SlotRow.state == GONE, SlotRow.gone_ms < at - GONE_SLOTS_KEPT_MS))
     forget_unseen(s, at - UNSEEN_NODES_KEPT_MS)

@@ -5,7 +5,7 @@ It knows the states of instances and slots; it refuses to know what becomes of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Final
 
 from sqlalchemy import bindparam, case, select, update
@@ -43,10 +43,12 @@ def renew_slot(s: Session, slot_id: str) -> bool:
     return s.scalars(kept, execution_options=UNSEEN).one_or_none() is not None
 
 
-def renew_slots(s: Session, slot_ids: Sequence[str], age_ms: int) -> set[str]:
-    """Begin the leases of live slots anew, as of `age_ms` ago; those that there are."""
+def renew_slots(s: Session, slot_ids: Collection[str], age_ms: int, *, instance_id: str | None = None) -> set[str]:
+    """Begin the leases of live slots (None: of any instance) anew, as of `age_ms` ago; those that there are."""
     until = now_ms(s) - age_ms + SlotRow.lease_ms
     live = update(SlotRow).where(SlotRow.id.in_(slot_ids), SlotRow.state == LIVE)
+    if instance_id is not None:
+        live = live.where(SlotRow.instance_id == instance_id)
     longest = case((SlotRow.lease_until_ms > until, SlotRow.lease_until_ms), else_=until)
     renewed = live.values(lease_until_ms=longest).returning(SlotRow.id)
     return set(s.scalars(renewed, execution_options=UNSEEN))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,7 +20,17 @@ from service.catalog.job_states import STAFFED, lock_job
 from service.catalog.nodes import join_node
 from service.catalog.tables import InstanceRow, JobRow, Json, SlotRow
 from service.catalog.tasks import ids_of_job, job_to_run
-from service.coordinator.leases import GONE, LEAVING, LIVE, PRESENT, SESSION_TIMEOUT_MS, is_renewal_due, require_own
+from service.coordinator.leases import (
+    GONE,
+    LEAVING,
+    LIVE,
+    PRESENT,
+    SESSION_TIMEOUT_MS,
+    UNSEEN,
+    is_renewal_due,
+    renew_slots,
+    require_own,
+)
 from service.coordinator.ownership import end_slots, gather, members_of, rebalance, slots_wanted, take_tasks
 from service.coordinator.sharing import share_cores, sharing_of
 from service.protocol import JoinedSlot, NodeRef, WantedJobs
@@ -29,10 +40,9 @@ NO_DELAY_MS: Final = 0
 
 _INSTANCE = (
     select(InstanceRow.name, InstanceRow.incarnation, InstanceRow.state, InstanceRow.lease_ms)
-    .add_columns(InstanceRow.lease_until_ms - Now())
+    .add_columns(InstanceRow.lease_until_ms - Now(), InstanceRow.cores, InstanceRow.shortage)
     .where(InstanceRow.id == bindparam("instance_id"))
 )
-_RESOURCES = select(InstanceRow.cores, InstanceRow.shortage).where(InstanceRow.id == bindparam("instance_id"))
 
 
 # ---------------------------------------------------------------- instances
@@ -75,18 +85,21 @@ def heartbeat(
     shortage: str = "",
     scale_down_timeout_ms: int = 0,
     initial_delay_ms: int = NO_DELAY_MS,
+    living: Mapping[str, int] = MappingProxyType({}),
 ) -> WantedJobs:
-    """Keep an instance's lease; answers the jobs it should run slots for, and the version of that answer. `cores`,
-    `shortage`: what it has now (None: as it joined), and what its Spark lacks. Where jobs, instances or cores are
-    others than those that cores were shared for, they are shared anew first (`share_cores`).
+    """Keep an instance's lease, and those of its slots `living`, of which each gave a sign of life so many ms ago;
+    answers the jobs it should run slots for, and the version of that answer. `cores`, `shortage`: what it has now
+    (None: as it joined), and what its Spark lacks. Where jobs, instances or cores are others than those that cores were
+    shared for, they are shared anew first (`share_cores`).
 
     Writes nothing while most of the lease is left and nothing else is new. Raises UnknownInstance, InstanceGone.
     """
-    if catalog.read(_has_other, instance_id, cores, shortage):
-        catalog.write(_note_resources, instance_id, incarnation, cores, shortage)
     found = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
-    if found.is_renewal_due:
-        catalog.write(_renew_instance, instance_id, incarnation=incarnation)
+    if found.shortage != shortage or cores not in (None, found.cores):
+        catalog.write(_note_resources, instance_id, incarnation, cores, shortage)
+        found = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
+    if found.is_renewal_due or living:
+        catalog.write(_renew_instance, instance_id, incarnation=incarnation, living=living)
     if not found.are_cores_shared:
         how = {"scale_down_timeout_ms": scale_down_timeout_ms, "initial_delay_ms": initial_delay_ms}
         catalog.write(share_cores, **how)
@@ -141,12 +154,6 @@ def _begin_to_leave(s: Session, instance: InstanceRow, timeout_ms: int) -> None:
         wake(s, job_topic(job.id))
 
 
-def _has_other(s: Session, instance_id: str, cores: int | None, shortage: str) -> bool:
-    """Whether an instance has other resources than the catalog says."""
-    row = s.execute(_RESOURCES, {"instance_id": instance_id}).one_or_none()
-    return row is not None and (row[1] != shortage or cores not in (None, row[0]))
-
-
 def _note_resources(s: Session, instance_id: str, incarnation: str, cores: int | None, shortage: str) -> None:
     instance = s.get_one(InstanceRow, instance_id)
     if instance.incarnation == incarnation:
@@ -158,29 +165,34 @@ class _Beat(NamedTuple):
     answer: WantedJobs
     is_renewal_due: bool
     are_cores_shared: bool
+    cores: int
+    shortage: str
 
 
 def _read_heartbeat(s: Session, instance_id: str, *, incarnation: str) -> _Beat:
     row = s.execute(_INSTANCE, {"instance_id": instance_id}).one_or_none()
     if row is None:
         raise UnknownInstance(instance_id)
-    name, current, state, lease_ms, left_ms = row
+    name, current, state, lease_ms, left_ms, *resources = row
     if state not in PRESENT or current != incarnation:
         raise InstanceGone(name)
     sharing = sharing_of(s)
     jobs = sharing.wanted_on(instance_id)
     version = hashlib.sha256(msgspec.json.encode(jobs)).hexdigest()[:16]
-    return _Beat(WantedJobs(jobs, version, lease_ms), is_renewal_due(left_ms, lease_ms), sharing.is_settled)
+    answer = WantedJobs(jobs, version, lease_ms)
+    return _Beat(answer, is_renewal_due(left_ms, lease_ms), sharing.is_settled, *resources)
 
 
-def _renew_instance(s: Session, instance_id: str, *, incarnation: str) -> None:
+def _renew_instance(s: Session, instance_id: str, *, incarnation: str, living: Mapping[str, int]) -> None:
+    if living:  # first: an eviction locks slots before their instance
+        renew_slots(s, living, max(living.values()), instance_id=instance_id)
     renewed = (
         update(InstanceRow)
         .where(InstanceRow.id == instance_id, InstanceRow.incarnation == incarnation, InstanceRow.state.in_(PRESENT))
         .values(lease_until_ms=now_ms(s) + InstanceRow.lease_ms)
         .returning(InstanceRow.id)
     )
-    if s.scalars(renewed).one_or_none() is None:
+    if s.scalars(renewed, execution_options=UNSEEN).one_or_none() is None:
         raise InstanceGone(instance_id)
 
 

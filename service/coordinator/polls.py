@@ -18,7 +18,16 @@ from service.catalog import commits as committing
 from service.catalog import idle_and_flush, job_changes
 from service.catalog.commits import lock_tasks_by_id
 from service.catalog.driver import Prepared
-from service.catalog.engine import Catalog, Now, job_topic, now_ms, partition_topic, progress_topic, stream_topic
+from service.catalog.engine import (
+    Catalog,
+    Now,
+    job_topic,
+    now_ms,
+    partition_topic,
+    progress_topic,
+    stream_topic,
+    target_topic,
+)
 from service.catalog.job_states import CHANGING, STAFFED, WORKING, fail_job, go_on_flushing, lock_job
 from service.catalog.progress import JobProgress, Patience
 from service.catalog.replicas import (
@@ -53,23 +62,32 @@ from service.coordinator.leases import (
     renew_slot,
     require_own,
     require_same_instance,
+    require_slot,
 )
 from service.coordinator.ownership import hand_over, members_of, rebalance
 from service.faults import fault_point
-from service.protocol import HeldCopy, HeldTask, PollAnswer, TaskCommit, Verdict
+from service.protocol import AssignedTask, HeldCopy, HeldTask, PollAnswer, TaskCommit, Verdict
 from service.streams.errors import InstanceGone, StaleEpoch
+
+PASS_OVER_MS: Final = 100  # about a commit interval: what is for others is passed over with what came meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class PollOutcome:
     """When the `answer` `is_ready` it should go out at once, else when one of `topics` wakes or `look_again_ms` have
-    passed (None: no need to).
+    passed (None: no need to). Those of `topics` that are `patient` may wait for PASS_OVER_MS.
     """
 
     answer: PollAnswer
     is_ready: bool
     topics: frozenset[str]
     look_again_ms: int | None = None
+    patient: frozenset[str] = frozenset()
+
+    @property
+    def pressing(self) -> frozenset[str]:
+        """Those of `topics` that wait for nothing."""
+        return self.topics - self.patient
 
 
 _OLDER = aliased(SlotRow)
@@ -104,9 +122,11 @@ def poll_slot(
     known_version: int = 0,
     copies: Sequence[HeldCopy] = (),
     waited_ms: int = COPY_PACE_MS,
+    renews: bool = True,
 ) -> PollOutcome:
     """What a slot that holds these tasks and copies should do next; `known`, `known_version`: the digest of the
-    specification and the version of the job that it runs by ("", 0: not said); `waited_ms`: since it asked.
+    specification and the version of the job that it runs by ("", 0: not said); `waited_ms`: since it asked; `renews`:
+    whether the question renews its lease, which is not so when it is looked at for a second time.
 
     One read-only look of three queries, and two more per task with work; where tasks read more than one input, two
     about the whole job and one a repartition stream. A write comes only with something to write: a lease that is due,
@@ -115,10 +135,10 @@ def poll_slot(
     """
     asked = _Asked(held, instance_id, known, known_version, copies, waited_ms)
     look = catalog.read(_look, slot_id, asked)
-    if look.is_lease_due and not look.is_write_due:
+    if renews and look.is_lease_due and not look.is_write_due:
         catalog.write(_keep_lease, slot_id)
     if look.is_write_due:
-        catalog.write(_keep_slot, slot_id, look)
+        catalog.write(_keep_slot, slot_id, look, renews=renews)
         if look.is_change_due:
             fault_point("change.after")
         look = catalog.read(_look, slot_id, asked)
@@ -172,8 +192,8 @@ def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
     progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
     tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
     copies = look_at_copies(s, now.job_id, changelogs.followed, asked.copies, asked.waited_ms)
-    read = {(at.stream_id, at.partition) for task in tasks for at in task.inputs}
-    topics |= {partition_topic(*at) if progress is None else stream_topic(at[0]) for at in read}
+    read = _read_topics(tasks)
+    topics |= read.topics
     staying = [task for task in tasks if task.target_slot_id is None]
     adoptions = adoptions_of(s, now.job_id, staying)
     ready = [task for task in staying if task.id not in adoptions]
@@ -195,14 +215,18 @@ def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
     is_news = {(task.task, task.epoch) for task in described} != {(task.task, task.epoch) for task in held}
     is_known = asked.known in {"", now.spec_sha256} and asked.known_version in {0, now.spec_version}
     changed = None if is_known else job_to_run(s.get_one(JobRow, now.job_id))
-    is_ready = is_news or changed is not None or copies.is_ready or any(task.is_due for task in described)
+    due_in_ms = _due_in_ms(described, asked.waited_ms)
+    is_ready = is_news or changed is not None or copies.is_ready or due_in_ms == 0
     again_ms = _earliest(to_advance.look_again_ms, pausing.look_again_ms)
     if now.is_changing or (progress is not None and (pausing.task_ids or again_ms is not None)):
         topics.add(progress_topic(now.job_id))
-    again_ms, topics = _earliest(again_ms, copies.look_again_ms, now.leaves_in_ms), topics | copies.topics
+    again_ms, topics = (
+        _earliest(again_ms, copies.look_again_ms, now.leaves_in_ms, due_in_ms or None),
+        topics | copies.topics,
+    )
     ids = ({}, {}) if changed is None else ids_of_job(s, now.job_id)
     answer = PollAnswer("run", described, changed, *ids, copies=copies.described)
-    outcome = PollOutcome(answer, is_ready, frozenset(topics), again_ms)
+    outcome = PollOutcome(answer, is_ready, frozenset(topics), again_ms, read.patient)
     reports = {
         task.id: _report(mine, changelogs.of_tasks.get(task.id, []))
         for task in tasks
@@ -219,6 +243,36 @@ def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
     is_write_due = is_write_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
     job_due = (is_stage_closed, is_change_due, copies.reports, is_probe_due)
     return _Look(outcome, now.is_lease_due, is_write_due, reports, *job_due)
+
+
+class _ReadTopics(NamedTuple):
+    """What wakes when tasks get something to read; `patient`: or something to pass over."""
+
+    topics: set[str]
+    patient: frozenset[str]
+
+
+def _read_topics(tasks: Sequence[Assigned]) -> _ReadTopics:
+    """Of a repartition stream a task awaits its own records, and where others read what it writes also its turn to pass
+    over those of others: they learn by that how far it is.
+    """
+    topics, patient = set[str](), set[str]()
+    for task in tasks:
+        for at in task.inputs:
+            if at.sub_log is None:
+                topics.add(partition_topic(at.stream_id, at.partition))
+            elif task.feeds_others:
+                topics.add(stream_topic(at.stream_id))
+            else:
+                topics.add(target_topic(at.stream_id, at.sub_log))
+                patient.add(stream_topic(at.stream_id))
+    return _ReadTopics(topics | patient, frozenset(patient - topics))
+
+
+def _due_in_ms(tasks: Sequence[AssignedTask], waited_ms: int) -> int | None:
+    """ms until the tasks of a slot, which asked so long ago, have something to do; None: they have not."""
+    due = [task for task in tasks if task.is_due]
+    return min((max(0, PASS_OVER_MS - waited_ms) if task.can_wait else 0 for task in due), default=None)
 
 
 def _earliest(*moments_ms: int | None) -> int | None:
@@ -303,7 +357,7 @@ def _is_to_write(task: Assigned, report: Report | None) -> bool:
     return not task.has_work and report is not None and is_news(task.state, task.applied, report)
 
 
-def _keep_slot(s: Session, slot_id: str, look: _Look) -> None:
+def _keep_slot(s: Session, slot_id: str, look: _Look, *, renews: bool) -> None:
     """Write what a poll brought: hand-overs, lost ranges, a flush or change that goes on, positions of copies, the
     lease. Where a copy has caught up that something waits for, the group is looked at anew.
     """
@@ -328,7 +382,10 @@ def _keep_slot(s: Session, slot_id: str, look: _Look) -> None:
     s.flush()
     if job is not None and look.is_probe_due:
         rebalance(s, job, "a copy has caught up")
-    _keep_lease(s, slot_id)
+    if renews:
+        _keep_lease(s, slot_id)
+    else:
+        require_slot(s, slot_id)
 
 
 def _keep_lease(s: Session, slot_id: str) -> None:

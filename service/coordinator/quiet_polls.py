@@ -1,7 +1,8 @@
 """Polls of slots that have nothing to do: answers that still hold, and leases that are kept together.
 
 An idle slot asks the same again and again: what it was answered holds until something wakes what it waits for, so
-nothing is read for it; and its lease is renewed with those of all others that asked, in one statement.
+nothing is read for it; and its lease is renewed with those of all others that asked, in one statement. Only a question
+renews: while a poll waits its slot may have died (`waiting_polls`).
 
 It knows questions, topics and moments. It refuses to know what a poll looks at (`polls`) and how long a request waits.
 """
@@ -43,15 +44,16 @@ class QuietPolls:
         self._asked_s: dict[str, float] = {}  # slots whose lease is to be renewed, since when
         self._guard = threading.Lock()
 
-    def kept(self, slot: str, asked: Any) -> PollOutcome | None:
-        """What a slot that asks the same again was answered; None: look. Its lease is renewed soon."""
+    def kept(self, slot: str, asked: Any, *, renews: bool = True) -> PollOutcome | None:
+        """What a slot that asks the same again was answered; None: look. Its lease is renewed soon if it `renews`."""
         found, now_s = self._answered.get(slot), time.monotonic()
         if found is None or found.asked != asked or now_s >= found.until_s:
             return None
         if self._has_woken(found.outcome.topics, found.seen):
             return None
-        with self._guard:
-            self._asked_s[slot] = now_s
+        if renews:
+            with self._guard:
+                self._asked_s[slot] = now_s
         return found.outcome
 
     def keep(self, slot: str, asked: Any, outcome: PollOutcome, seen: int) -> None:

@@ -20,7 +20,7 @@ from service.catalog.replicas import ACTIVE
 from service.catalog.stores import StoreCopy, StoreNow, store_now
 from service.notify import Hub
 from service.streams.errors import UnknownStore
-from service.streams.partitioner import murmur2
+from service.streams.partitioner import partition_of_key
 from service.streams.stores.reading import Findings, Form, Query
 from service.streams.topology.graph import Topology, form_of
 
@@ -74,7 +74,7 @@ class Known:
     def partition_of(self, key: bytes) -> int:
         """The partition that records with this key come in, where their key says so."""
         count = len(self.now.partitions)
-        return 0 if count == 1 else (murmur2(key) & 0x7FFFFFFF) % count
+        return 0 if count == 1 else partition_of_key(key, count)
 
     def server_of(self, partition: int, served_by: str) -> str:
         """Who served a partition, by the name of the instance; what is no node that the catalog knows as it is."""

@@ -1,4 +1,5 @@
-"""Records on their way out: a page of one partition as JSON bytes or as an Arrow IPC stream.
+"""Records on their way out: a page of one partition as JSON bytes, as lines of JSON or as an Arrow IPC stream; and
+batches one after another, as the pieces of a longer one.
 
 Knows how records are shown. Refuses to know where a page begins and what comes after it.
 
@@ -67,6 +68,46 @@ def json_answer(pages: Sequence[pa.RecordBatch], key_encoding: KeyEncoding, foll
     """`{"records": […], "next": …, "at_end": …}`. Raises KeyNotText when a key is not UTF-8 and should be."""
     records = ",".join(text for page in pages for text in record_texts(page, key_encoding))
     return f'{{"records":[{records}],"next":"{following}","at_end":{"true" if at_end else "false"}}}'.encode()
+
+
+def ndjson_answer(pages: Iterable[pa.RecordBatch], key_encoding: KeyEncoding) -> bytes:
+    """A record a line. Raises KeyNotText."""
+    return "".join(f"{text}\n" for page in pages for text in record_texts(page, key_encoding)).encode()
+
+
+class ArrowPieces:
+    """An Arrow IPC stream that is handed on as it is written."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = _Sink()
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+
+    def of(self, batch: pa.RecordBatch) -> bytes:
+        """The bytes of one more batch, behind those of the schema where it is the first."""
+        self._writer.write_batch(batch)
+        return self._sink.taken()
+
+    def end(self) -> bytes:
+        """The end mark."""
+        self._writer.close()
+        return self._sink.taken()
+
+
+class _Sink:
+    """A file for pyarrow. It knows no writer: a circle through C++ would never be freed."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, piece: pa.Buffer | bytes) -> int:
+        self._pieces.append(bytes(piece))
+        return len(self._pieces[-1])
+
+    def taken(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
 
 
 def record_texts(page: pa.RecordBatch, key_encoding: KeyEncoding) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The `fields` of a stream: name → `string|long|double|boolean|json`, `?` for nullable; other fields may be there.
 
 Knows types of JSON members. Refuses to know formats and pointers. DuckDB finds the bad values (one pass of the
-column, 2-5 M values/s, outside the GIL); only those are looked at one by one.
+column, 2-5 M values/s, outside the GIL); only those are looked at one by one. It also takes members out, as columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,20 @@ _WANTED = {
     "boolean": "a boolean",
     "json": "given",
 }
-
+_MEMBERS = {  # SQL: a member that is of the right type, as it is in its column
+    "string": "texts[{at}]",
+    "long": "try_cast(texts[{at}] AS BIGINT)",
+    "double": "if(isfinite(try_cast(texts[{at}] AS DOUBLE)), try_cast(texts[{at}] AS DOUBLE), NULL)",
+    "boolean": "try_cast(texts[{at}] AS BOOLEAN)",
+    "json": "CAST(parts[{at}] AS VARCHAR)",
+}
+COLUMN_TYPES = {  # Arrow's, by kind; JSON stays text
+    "string": pa.utf8(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "json": pa.utf8(),
+}
 
 _SEEN = {"NULL": "null", "VARCHAR": "a string", "BOOLEAN": "a boolean", "OBJECT": "an object"}
 _SEEN |= {"ARRAY": "an array", "DOUBLE": "a number", "BIGINT": "an integer", "UBIGINT": "an integer"}
@@ -42,6 +55,15 @@ SELECT row, types, good FROM (
     SELECT row, types, [{conditions}] AS good
     FROM (SELECT row, value, json_type(value, [{pointers}]) AS types FROM records)
 ) WHERE NOT list_bool_and(good) ORDER BY row LIMIT {limit}
+"""
+
+_COLUMNS = """
+SELECT {columns} FROM (
+    SELECT
+        json_type(value) AS type, json_type(value, [{pointers}]) AS types,
+        json_extract_string(value, [{pointers}]) AS texts, json_extract(value, [{pointers}]) AS parts
+    FROM records
+)
 """
 
 
@@ -64,6 +86,23 @@ def bad_fields(values: pa.Array, fields: Mapping[str, str], limit: int) -> Itera
         for at, kind in enumerate(fields.values(), 1):
             if not good[at]:
                 yield row, "value" + pointers[at], _complaint(kind, types[at] if types else None)
+
+
+def columns_of(values: pa.Array, fields: Mapping[str, str]) -> list[pa.Array]:
+    """For each field the member of each value (utf8: JSON or null), as its COLUMN_TYPES; null where it is absent, null
+    or of another kind.
+    """
+    pointers = ", ".join(_quoted(pointer_of(name)) for name in fields)
+    columns = []
+    for at, kind in enumerate(fields.values(), 1):
+        base = kind.removesuffix("?")
+        is_right = f"type = 'OBJECT' AND types[{at}] IN ({', '.join(map(_quoted, _TYPES[base]))})"
+        columns.append(f"CASE WHEN {is_right} THEN {_MEMBERS[base].format(at=at)} END AS c{at}")
+    with _database().cursor() as connection:
+        connection.register("records", pa.table({"value": values}))
+        found = connection.sql(_COLUMNS.format(columns=", ".join(columns), pointers=pointers)).to_arrow_table()
+    kinds = [COLUMN_TYPES[kind.removesuffix("?")] for kind in fields.values()]
+    return [column.combine_chunks().cast(kind) for column, kind in zip(found.columns, kinds, strict=True)]
 
 
 def pointer_of(name: str) -> str:

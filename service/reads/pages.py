@@ -48,6 +48,46 @@ def read_page(catalog: Catalog, storage: Storage, stream_id: str, place: Place, 
         return _read(catalog, storage, stream_id, place, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class RangesPage:
+    """`batches` of PAGE_SCHEMA, ordered within each partition; by partition, where its records begin in the stream
+    (`starts`), and the offset behind those that are here (`following`).
+    """
+
+    batches: list[pa.RecordBatch]
+    starts: dict[int, int]
+    following: dict[int, int]
+
+
+def read_ranges(
+    catalog: Catalog, storage: Storage, stream_id: str, ranges: Mapping[int, tuple[int, int]]
+) -> RangesPage:
+    """The records of ranges of offsets [begin, end), one a partition, as far as MAX_PAGE_BYTES go.
+
+    What retention took is not there. Raises UnknownPartition, SegmentUnreadable.
+    """
+    try:
+        return _read_ranges(catalog, storage, stream_id, ranges)
+    except SegmentMissing:
+        return _read_ranges(catalog, storage, stream_id, ranges)
+
+
+def _read_ranges(
+    catalog: Catalog, storage: Storage, stream_id: str, ranges: Mapping[int, tuple[int, int]]
+) -> RangesPage:
+    most = max(end - begin for begin, end in ranges.values())
+    found = catalog.read(segments.ranges_from, stream_id, {at: begin for at, (begin, _) in ranges.items()}, most)
+    page, bytes_left = RangesPage([], {}, {}), MAX_PAGE_BYTES
+    for partition, (begin, end) in ranges.items():
+        start = found[partition].start
+        first = min(max(begin, start), end)
+        rows = _take(storage, found[partition], partition, first, end - first, bytes_left)
+        bytes_left -= rows.bytes
+        page.batches.extend(rows.batches)
+        page.starts[partition], page.following[partition] = start, min(rows.following, end)
+    return page
+
+
 def _read(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> StreamPage:
     found = catalog.read(segments.ranges_from, stream_id, place, limit)
     taken: dict[int, _Taken] = {}

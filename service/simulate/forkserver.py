@@ -1,7 +1,8 @@
-"""The parent of simulations: a process with one thread that has loaded what they need, and forks one for each request.
+"""The parent of simulations and filters: a process with one thread that has loaded what they need, and forks one for
+each connection that it is given.
 
-It knows when a simulation begins and ends, and cleans up behind it. It refuses to know what is simulated (`child`) and
-who asks (`processes`): it gets connections over a socket, and ends when that does.
+It knows when a child begins and ends, and cleans up behind it. It refuses to know what is simulated (`child`) or
+filtered (`filter_child`) and who asks (`processes`): it gets connections over a socket, and ends when that does.
 
 Why it is forked, and what that costs: ADR 11.
 """
@@ -23,16 +24,19 @@ from typing import Final
 import structlog
 
 from service import logs
-from service.simulate import child
+from service.simulate import child, filter_child
 from service.simulate.child import Limits
 from service.storage.private import keep_private
 from service.streams import kernels
 
 READY: Final = b"r"
+SIMULATION: Final = b"s"
+FILTER: Final = b"f"
+_CHILDREN: Final = {SIMULATION: child.serve, FILTER: filter_child.serve}
 
 
-class ForkedSimulations:
-    """The simulations that run: process id → the folder of what each keeps meanwhile, and its connection.
+class ForkedProcesses:
+    """The children that run: process id → the folder of what each keeps meanwhile, and its connection.
 
     A connection ends when the process is gone and its folder too, so who reads to its end knows that nothing is left.
     """
@@ -59,7 +63,7 @@ class ForkedSimulations:
                 message, handles, _, _ = socket.recv_fds(self._control, 1, 1)
                 if not message:
                     return
-                self._begin(socket.socket(fileno=handles[0]))
+                self._begin(message, socket.socket(fileno=handles[0]))
 
     def end(self) -> None:
         """End all that run."""
@@ -69,12 +73,12 @@ class ForkedSimulations:
         while self._running:
             self._forget(*os.waitpid(-1, 0))
 
-    def _begin(self, connection: socket.socket) -> None:
+    def _begin(self, kind: bytes, connection: socket.socket) -> None:
         folder = Path(tempfile.mkdtemp(prefix="millrace-simulate-"))
         pid = os.fork()
         if pid == 0:
             self._control.close()
-            _answer_and_end(connection, folder, self._limits)
+            _answer_and_end(kind, connection, folder, self._limits)
         self._running[pid] = folder, connection
 
     def _reap(self) -> None:
@@ -88,20 +92,20 @@ class ForkedSimulations:
         folder, connection = self._running.pop(pid)
         shutil.rmtree(folder, ignore_errors=True)
         with connection, contextlib.suppress(OSError):  # whoever asked is gone
-            connection.shutdown(socket.SHUT_RDWR)  # simulations forked since hold it too
+            connection.shutdown(socket.SHUT_RDWR)  # children forked since hold it too
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
-            self._log.warning("simulation_ended", code=code)
+            self._log.warning("child_ended", code=code)
 
 
-def _answer_and_end(connection: socket.socket, folder: Path, limits: Limits) -> None:
+def _answer_and_end(kind: bytes, connection: socket.socket, folder: Path, limits: Limits) -> None:
     """The whole life of a child: nothing of its parent goes on in it."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with contextlib.suppress(ConnectionError, TimeoutError):  # whoever asked is gone
-            child.serve(connection, folder, limits)
+            _CHILDREN[kind](connection, folder, limits)
         code = 0
     finally:
         os._exit(code)
@@ -117,11 +121,11 @@ def main() -> None:
         raise RuntimeError(f"{threads} threads run in the parent of simulations: a fork would copy their locks")
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, every page that simulations share
-    simulations = ForkedSimulations(socket.socket(fileno=control), Limits(*limits))
+    children = ForkedProcesses(socket.socket(fileno=control), Limits(*limits))
     try:
-        simulations.serve()
+        children.serve()
     finally:
-        simulations.end()
+        children.end()
         os._exit(0)  # modules in C would look for leaks, and complain
 
 

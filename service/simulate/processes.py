@@ -1,7 +1,7 @@
 """Simulations, as the API asks for them: each in a process of its own, so many at once, the others wait for their turn.
 
 It knows the fork server's life and the frames of a request and an answer. It refuses to know what is simulated. Nothing
-that a simulation takes, or dies of, is the API's.
+that a process takes, or dies of, is the API's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import astuple
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from starlette.concurrency import run_in_threadpool
 
 from service.problems import ProblemError, Refusal, refusal_of
 from service.simulate.child import HEAD, Limits
-from service.simulate.forkserver import READY
+from service.simulate.forkserver import READY, SIMULATION
 from service.streams.errors import SimulationTooLarge
 
 AT_ONCE: Final = 2
@@ -67,11 +67,11 @@ class ForkServer:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def begin(self) -> socket.socket:
-        """The connection to a new simulation. Raises OSError."""
+    def begin(self, kind: bytes) -> socket.socket:
+        """The connection to a new child. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [READY], [theirs.fileno()])
+            socket.send_fds(self._control, [kind], [theirs.fileno()])
         ours.setblocking(False)
         return ours
 
@@ -85,39 +85,47 @@ class ForkServer:
             self._process.wait()
 
 
-class Simulations:
-    """The simulations of one service. Belongs to the event loop."""
+class BoundedProcesses:
+    """The processes of one service that others' texts run in, and their parent. Belongs to the event loop."""
 
     def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008  a frozen value
-        self._limits = limits
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self.limits = limits
         self._starting = asyncio.Lock()
         self._server: ForkServer | None = None
 
-    async def run(self, request: bytes) -> bytes | Refusal:
-        """Simulate what a body asks for: the body of the answer, or why there is none. Raises ProblemError (429)."""
-        await self._alive()  # its start is nobody's turn
-        async with self._turn():
-            server = await self._alive()
-            with server.begin() as connection:
-                answer = await _ask(connection, request)
-            if answer is not None:
-                return answer
-            if not server.is_alive:
-                raise RuntimeError("The parent of simulations ended; its log says why")
-            return refusal_of(SimulationTooLarge(self._limits.passed))
+    async def parent(self) -> ForkServer:
+        """Their parent, started where it does not run. Raises OSError."""
+        async with self._starting:
+            if self._server is None or not self._server.is_alive:
+                await self.close()
+                self._server = await run_in_threadpool(ForkServer.start, self.limits)
+            return self._server
 
     async def close(self) -> None:
         """End all of them."""
         if self._server is not None:
             await run_in_threadpool(self._server.stop)
 
-    async def _alive(self) -> ForkServer:
-        async with self._starting:
-            if self._server is None or not self._server.is_alive:
-                await self.close()
-                self._server = await run_in_threadpool(ForkServer.start, self._limits)
-            return self._server
+
+class Simulations:
+    """The simulations of one service. Belongs to the event loop."""
+
+    def __init__(self, processes: BoundedProcesses) -> None:
+        self._processes = processes
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self, request: bytes) -> bytes | Refusal:
+        """Simulate what a body asks for: the body of the answer, or why there is none. Raises ProblemError (429)."""
+        await self._processes.parent()  # its start is nobody's turn
+        async with self._turn():
+            parent = await self._processes.parent()
+            with parent.begin(SIMULATION) as connection:
+                answer = await _ask(connection, request)
+            if answer is not None:
+                return answer
+            if not parent.is_alive:
+                raise RuntimeError("The parent of simulations ended; its log says why")
+            return refusal_of(SimulationTooLarge(self._processes.limits.passed))
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -135,16 +143,27 @@ class Simulations:
 
 async def _ask(connection: socket.socket, request: bytes) -> bytes | Refusal | None:
     """None: it ended without an answer."""
-    loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):  # it may have ended already
-        await loop.sock_sendall(connection, HEAD.pack(len(request)))
-        await loop.sock_sendall(connection, request)
-        (head_bytes,) = HEAD.unpack(await _received(connection, HEAD.size))
-        head = json.loads(await _received(connection, head_bytes))
-        answer = await _received(connection, head["length"]) if "length" in head else Refusal(**head)
-        await loop.sock_recv(connection, 1)  # its end: the process is gone, and what it kept
-        return answer
+        head, body = await exchange(connection, request)
+        # its end: the process is gone, and what it kept
+        await asyncio.get_running_loop().sock_recv(connection, 1)
+        return body if "length" in head else Refusal(**head)
     return None
+
+
+async def send_frame(connection: socket.socket, frame: bytes) -> None:
+    """Hand a child what it reads next. Raises ConnectionError."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, HEAD.pack(len(frame)))
+    await loop.sock_sendall(connection, frame)
+
+
+async def exchange(connection: socket.socket, frame: bytes) -> tuple[dict[str, Any], bytes]:
+    """Hand a child a frame: its answer's head and body. Raises ConnectionError: it ended without."""
+    await send_frame(connection, frame)
+    (head_bytes,) = HEAD.unpack(await _received(connection, HEAD.size))
+    head: dict[str, Any] = json.loads(await _received(connection, head_bytes))
+    return head, await _received(connection, head.get("length", 0))
 
 
 async def _received(connection: socket.socket, length: int) -> bytes:

@@ -5,6 +5,7 @@
     │   ├── InvalidSpec
     │   ├── IncompatibleChange
     │   ├── InvalidRecords
+    │   ├── PositionNotDelivered
     │   └── SimulationTooLarge
     ├── InvalidExpression                     422  the spec layer adds the pointer
     ├── OperatorFailed                             at run time, on one record: its job can not go on
@@ -22,6 +23,7 @@
     ├── Unknown                               404
     │   ├── UnknownStream
     │   ├── UnknownPartition
+    │   ├── UnknownSubscription
     │   ├── UnknownJob
     │   ├── UnknownVersion
     │   ├── UnknownRebalance
@@ -32,6 +34,10 @@
     ├── Conflict                              409
     │   ├── StreamExists
     │   ├── StreamInUse
+    │   ├── SubscriptionExists
+    │   ├── LeaseLost
+    │   ├── SubscriptionPushes
+    │   ├── TooManyConsumers
     │   ├── JobExists
     │   ├── IllegalTransition
     │   ├── NothingKept
@@ -51,6 +57,8 @@
     ├── OffsetTruncated                       410
     ├── InstanceGone                          410
     ├── BufferFull                            429
+    ├── TooManyFilters                        429
+    ├── FilterFailed                               the tails that have its condition end
     ├── PayloadTooLarge                       413
     ├── UnsupportedMediaType                  415
     ├── PositionNotOfStore                    422
@@ -127,6 +135,14 @@ class InvalidRecords(InvalidInput):
 
     code = "invalid_records"
     subject = "The body of records"
+
+
+class PositionNotDelivered(InvalidInput):
+    """An acknowledgement names a position beyond what its consumer was given, or a partition that is not there."""
+
+    code = "position_not_delivered"
+    subject = "The acknowledgement"
+    fault = "goes beyond what was delivered"
 
 
 class SimulationTooLarge(InvalidInput):
@@ -350,6 +366,18 @@ class UnknownPartition(Unknown):
     noun = "Partition"
 
 
+class UnknownSubscription(Unknown):
+    """The stream has no subscription of this name."""
+
+    code = "unknown_subscription"
+    noun = "Subscription"
+
+    def __init__(self, stream: str, name: str) -> None:
+        super().__init__(name)
+        self.message = f"Stream {stream!r} has no subscription {name!r}: one ends with the stream that it was made for"
+        self.args = (self.message,)
+
+
 class UnknownJob(Unknown):
     """No job has this name."""
 
@@ -424,6 +452,46 @@ class StreamInUse(Conflict):
         self.name, self.users = name, list(users)
         by = f" by {', '.join(users)}" if users else ""
         super().__init__(f"Stream {name!r} is in use{by}")
+
+
+class SubscriptionExists(Conflict):
+    """A subscription of this name with other settings exists."""
+
+    code = "subscription_exists"
+
+    def __init__(self, stream: str, name: str) -> None:
+        self.stream, self.name = stream, name
+        super().__init__(f"Stream {stream!r} already has a subscription {name!r} with other settings")
+
+
+class LeaseLost(Conflict):
+    """The consumer does not hold a partition that it acknowledges: its lease ran out, or it never had one."""
+
+    code = "lease_lost"
+
+    def __init__(self, consumer: str, errors: Sequence[Problem]) -> None:
+        self.consumer, self.errors = consumer, list(errors)
+        super().__init__(f"Consumer {consumer!r} does not hold what it acknowledges: pull again")
+
+
+class SubscriptionPushes(Conflict):
+    """The subscription has a target that its records are posted to: nobody else pulls."""
+
+    code = "subscription_pushes"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"Subscription {name!r} posts its records to a target: make another one to pull from")
+
+
+class TooManyConsumers(Conflict):
+    """As many consumers have a lease as a subscription can have at once."""
+
+    code = "too_many_consumers"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        super().__init__(f"{most} consumers have a lease already: that is as many as a subscription can have")
 
 
 class JobExists(Conflict):
@@ -649,6 +717,24 @@ class KeyNotText(StreamError):
     def __init__(self, offset: int) -> None:
         self.offset = offset
         super().__init__(f"The key at offset {offset} is not UTF-8: ask with key_encoding=base64")
+
+
+class TooManyFilters(StreamError):
+    """As many conditions of tails are evaluated as may be at once."""
+
+    code = "too_many_filters"
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__(f"{at_once} conditions of tails are evaluated already: try again, or use one of them")
+
+
+class FilterFailed(StreamError):
+    """The condition of a tail was not evaluated within its bounds."""
+
+    code = "filter_failed"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"The condition was not evaluated: {detail}")
 
 
 class IdempotencyConflict(StreamError):

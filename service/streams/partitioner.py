@@ -35,6 +35,11 @@ def murmur2(key: bytes) -> int:
     return h - (h >> 31 << 32)
 
 
+def partition_of_key(key: bytes, count: int) -> int:
+    """The partition of one key among `count`."""
+    return (murmur2(key) & 0x7FFFFFFF) % count
+
+
 def partition_of(keys: pa.Array, count: int, round_robin_start: int = 0) -> npt.NDArray[np.int32]:
     """Partition of each key (binary or utf8) among `count`; null keys take turns from `round_robin_start` on."""
     found = _hashed(keys, count)

@@ -1,6 +1,7 @@
 """A service whose processes can be killed at named points, and started again on the same folder.
 
-With Spark, which starts a killed slot again, or without: then the same slots are processes of `tests/sparkless.py`.
+With Spark, which starts a killed slot again, or without: then the same slots are processes of `tests/sparkless.py`, and
+service and instance are forked, for each start would take seconds of CPU.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import pytest
@@ -18,32 +18,41 @@ from benchmarks.running import PATIENCE_S, Running, wait_until
 from tests import sparkless
 from tests.attached import are_gone
 from tests.driving import in_state
-from tests.sparkless import ForkServer
+from tests.forkserver import Forked, ForkServer
 
 
 class Breakable:
-    """A service with armed fault points; `restart_when_dead` is what an init system would do."""
+    """A service with armed fault points; `restart_when_dead` is what an init system would do.
 
-    def __init__(self, folder: Path, engine: Literal["spark", "forks"] | None, **environment: str) -> None:
-        self.faults, self._engine = folder / "faults", engine
+    With an embedded instance on Spark, or forked from `forks`: then alone, or with an instance without Spark.
+    """
+
+    def __init__(
+        self, folder: Path, forks: ForkServer | None, *, has_instance: bool = False, **environment: str
+    ) -> None:
+        self.faults, self._forks, self._has_instance = folder / "faults", forks, has_instance
         self.faults.mkdir()
         self._environment = {"MILLRACE_FAULTS": str(self.faults), **environment}
-        self.running = Running(folder / "data", instances=int(engine == "spark"), environment=self._environment)
-        self._instance: subprocess.Popen[bytes] | None = None
+        popen = subprocess.Popen if forks is None else forks.popen
+        self.running = Running(
+            folder / "data", instances=int(forks is None), environment=self._environment, popen=popen
+        )
+        self._instance: Forked | None = None
 
     def start(self, port: int = 0) -> None:
         """Start the service, on a port (0: a free one), and its instance."""
         self.running.start(port=port)
-        if self._engine == "forks":
+        if self._has_instance:
             self.start_instance()
 
     def start_instance(self) -> None:
         """Start the instance without Spark, in the place of one that may run still."""
+        assert self._forks is not None
         self._end_instance()
         body = {"role": "instance", "name": "sparkless"}
         key = self.running.call("POST", "/v1/tokens", json=body)["key"]
         replicas = self.running.data_dir / "replicas"
-        self._instance = sparkless.start(self.running.url, key, replicas, environment=self._environment)
+        self._instance = sparkless.start(self._forks, self.running.url, key, replicas, environment=self._environment)
 
     def arm(self, point: str, after_passes: int) -> None:
         """SIGKILL whoever passes `point` next, once `after_passes` have gone through."""
@@ -130,15 +139,8 @@ def started(service: Breakable) -> Iterator[Breakable]:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
-    """Where instances come from whose service is one without any."""
-    with ForkServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
-    with started(Breakable(tmp_path_factory.mktemp("breakable"), "forks")) as service:
+def shared(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Breakable]:
+    with started(Breakable(tmp_path_factory.mktemp("breakable"), forks, has_instance=True)) as service:
         yield service
 
 
@@ -150,8 +152,8 @@ def breakable(shared: Breakable) -> Iterator[Breakable]:
 
 
 @pytest.fixture(scope="session")
-def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
-    with started(Breakable(tmp_path_factory.mktemp("breakable"), None)) as service:
+def shared_api(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Breakable]:
+    with started(Breakable(tmp_path_factory.mktemp("breakable"), forks)) as service:
         yield service
 
 
@@ -165,5 +167,5 @@ def breakable_api(shared_api: Breakable) -> Iterator[Breakable]:
 @pytest.fixture
 def breakable_spark(tmp_path: Path) -> Iterator[Breakable]:
     """Its instance is embedded."""
-    with started(Breakable(tmp_path, "spark")) as service:
+    with started(Breakable(tmp_path, None)) as service:
         yield service

@@ -34,8 +34,8 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.forkserver import ForkServer
 from tests.members import Members
-from tests.sparkless import ForkServer
 
 pytestmark = pytest.mark.services
 
@@ -190,8 +190,8 @@ class LiveGroup:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Breakable]:
-    with started(Breakable(tmp_path_factory.mktemp("groups"), None, **ENVIRONMENT)) as service:
+def service(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Breakable]:
+    with started(Breakable(tmp_path_factory.mktemp("groups"), forks, **ENVIRONMENT)) as service:
         yield service
 
 

@@ -23,8 +23,8 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.forkserver import ForkServer
 from tests.members import Members
-from tests.sparkless import ForkServer
 
 pytestmark = pytest.mark.services
 

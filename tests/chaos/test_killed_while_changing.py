@@ -29,7 +29,12 @@ def change(running: Running, *before: dict[str, Any], **more: Any) -> dict[str, 
     """Have the job remember for ten hours instead of one, behind these operators, unless it does already."""
     tag = running.client.get("/v1/jobs/job").raise_for_status().headers["ETag"]
     body = {**JOB, "operators": [*before, once(10)], **more}
-    found: dict[str, Any] = running.call("PUT", "/v1/jobs/job", json=body, headers={"If-Match": tag})
+    try:
+        found: dict[str, Any] = running.call("PUT", "/v1/jobs/job", json=body, headers={"If-Match": tag})
+    except httpx.HTTPStatusError as refused:
+        if refused.response.status_code != 412:  # it was changed since it was read: it may have become the version
+            raise
+        return change(running, *before, **more)
     return found
 
 

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
 
 @pytest.fixture(scope="session")
-def working_service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+def working_service(
+    tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes, forks: ForkServer
+) -> Iterator[Serving]:
     """It starts with the first test that asks for it."""
     folder = tmp_path_factory.mktemp("working")
     (folder / "catalog.db").write_bytes(migrated_sqlite)
-    with serving(folder, f"sqlite:///{folder}/catalog.db") as running, instance(running, folder / "replicas"):
+    with serving(folder, f"sqlite:///{folder}/catalog.db") as running, instance(running, forks, folder / "replicas"):
         yield running
 
 

@@ -15,6 +15,9 @@ READS = [
     ("/v1/streams", "/v1/streams"),
     ("/v1/streams/{stream}", "/v1/streams/out"),
     ("/v1/streams/{stream}/records", "/v1/streams/out/records"),
+    ("/v1/streams/{stream}/subscriptions", "/v1/streams/clicks/subscriptions"),
+    ("/v1/streams/{stream}/subscriptions/{subscription}", "/v1/streams/clicks/subscriptions/s"),
+    ("/v1/streams/{stream}/subscriptions/{subscription}", "/v1/streams/clicks/subscriptions/nobody"),
     ("/v1/jobs", "/v1/jobs"),
     ("/v1/jobs/{job}", "/v1/jobs/copy"),
     ("/v1/jobs/{job}/tasks", "/v1/jobs/copy/tasks"),
@@ -46,6 +49,11 @@ def test_every_read_answers_what_is_declared(tmp_path: Path, migrated_sqlite: by
         member.post_records(1)
         error = {"code": "expression_failed", "detail": "no", "operator": "f", "partition": 0, "offset": 3}
         member.ask(":fail", {"task": task["task"], "epoch": task["epoch"], "error": error}).raise_for_status()
+        body = {"name": "s", "start": {"offsets": {"0": 1}}}
+        made = member.admin.post("/v1/streams/clicks/subscriptions", json=body).raise_for_status()
+        for verb in (":pull", ":ack"):
+            body = {"consumer": "a"} | ({"positions": [{"partition": 0, "position": 2}]} if verb == ":ack" else {})
+            member.admin.post(f"{made.headers['Location']}{verb}", json=body).raise_for_status()
         document = member.admin.get("/openapi.json").json()
         for path, real in READS:
             answer = member.admin.get(real.replace("{id}", member.instance))

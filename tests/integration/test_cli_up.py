@@ -5,13 +5,15 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from benchmarks.running import Running, clean_environment
+from tests.forkserver import ForkServer
 
 MILLRACE = [sys.executable, "-m", "service.cli"]
 
@@ -23,9 +25,11 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def up(data_dir: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A service without instances, and where it is served."""
-    with Running(data_dir, instances=0, environment=more) as running:
+def up(
+    data_dir: Path, popen: Callable[..., Any] = subprocess.Popen, **more: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A service without instances, and where it is served; forked where only what it serves is asked for."""
+    with Running(data_dir, instances=0, environment=more, popen=popen) as running:
         yield running.process, running.url
 
 
@@ -60,22 +64,24 @@ def test_a_second_one_on_the_same_folder_names_the_first_and_gives_up(tmp_path: 
         assert httpx.get(f"{url}/healthz").status_code == 200
 
 
-def test_after_a_crash_it_starts_again_with_what_was_acknowledged_and_the_same_key(tmp_path: Path) -> None:
+def test_after_a_crash_it_starts_again_with_what_was_acknowledged_and_the_same_key(
+    tmp_path: Path, forks: ForkServer
+) -> None:
     data = tmp_path / "data"
-    with up(data) as (process, url), admin(url, data) as api:
+    with up(data, forks.popen) as (process, url), admin(url, data) as api:
         api.post("/v1/streams", json={"name": "s", "partitions": 1}).raise_for_status()
         api.post("/v1/streams/s/records", json={"records": [{"value": 1}]}).raise_for_status()
         key = (data / "admin-key").read_text()
         process.kill()
         process.wait(30)
-    with up(data) as (_, url), admin(url, data) as api:
+    with up(data, forks.popen) as (_, url), admin(url, data) as api:
         assert (data / "admin-key").read_text() == key
         assert api.get("/v1/streams/s").json()["records"] == 1
 
 
-def test_a_key_of_the_environment_is_the_admin_key_and_ends_the_one_before(tmp_path: Path) -> None:
+def test_a_key_of_the_environment_is_the_admin_key_and_ends_the_one_before(tmp_path: Path, forks: ForkServer) -> None:
     for keys in (("first",), ("second", "first")):
-        with up(tmp_path / "data", MILLRACE_API_KEY=keys[0]) as (_, url):
+        with up(tmp_path / "data", forks.popen, MILLRACE_API_KEY=keys[0]) as (_, url):
             assert not (tmp_path / "data" / "admin-key").exists()
             answers = [httpx.get(f"{url}/v1/tokens", headers={"Authorization": f"Bearer {key}"}) for key in keys]
             assert [answer.status_code for answer in answers] == [200, 401][: len(keys)]

@@ -28,6 +28,7 @@ import schemathesis
 import structlog
 from schemathesis.engine import Status, events, from_schema
 
+from tests.forkserver import ForkServer
 from tests.fuzzing import World, impatient, world
 
 EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "0"))
@@ -52,12 +53,12 @@ PHASE = {"extra-data-sources": {"responses": False}}
 
 
 @pytest.fixture
-def fuzzed(tmp_path: Path, database_url: str) -> Iterator[World]:
+def fuzzed(tmp_path: Path, database_url: str, forks: ForkServer) -> Iterator[World]:
     # Thousands of requests: what goes as it should is no news.
     processors = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     before = structlog.get_config()
     structlog.configure(processors, wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with world(tmp_path, database_url) as made:
+    with world(tmp_path, database_url, forks) as made:
         yield made
     structlog.configure(**before)
 

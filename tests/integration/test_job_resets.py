@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from benchmarks.running import wait_until
+from tests.forkserver import ForkServer
 from tests.services import redis_server
 from tests.serving import Serving, serving
 from tests.sparkless import instance
@@ -177,27 +178,27 @@ def test_only_an_admin_sets_time_back_and_only_of_a_job_that_nobody_runs(service
 
 
 @pytest.fixture(scope="module")
-def views(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+def views(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes, forks: ForkServer) -> Iterator[Serving]:
     """A service whose lookups read views in Redis, and an instance without Spark."""
     folder = tmp_path_factory.mktemp("resets")
     (folder / "catalog.db").write_bytes(migrated_sqlite)
     with (
         redis_server() as redis_url,
         serving(folder, f"sqlite:///{folder}/catalog.db", redis_url=redis_url) as running,
-        instance(running, folder / "replicas"),
+        instance(running, forks, folder / "replicas"),
     ):
         yield running
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+def replicas(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes, forks: ForkServer) -> Iterator[Serving]:
     """A service whose lookups read the replicas, and an instance without Spark."""
     folder = tmp_path_factory.mktemp("resets")
     (folder / "catalog.db").write_bytes(migrated_sqlite)
     replica_dir = folder / "replicas"
     with (
         serving(folder, f"sqlite:///{folder}/catalog.db", replica_dir=replica_dir) as running,
-        instance(running, replica_dir),
+        instance(running, forks, replica_dir),
     ):
         yield running
 

@@ -144,6 +144,8 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(api: httpx.Client) -> 
     assert answer.status_code == 200, answer.text
     found = answer.json()
     assert (found["version"], found["is_possible"], found["errors"]) == (2, True, [])
+    assert (found["spec"]["operators"][0]["name"], found["spec"]["sink"]) == ("m", "other")
+    assert found["spec"].keys() == before["spec"].keys()  # with its defaults
     assert {each["operator"]: each["verdict"] for each in found["operators"]} == {"m": "keeps", "final": "removed"}
     assert {each["stream"]: each["verdict"] for each in found["sinks"]} == {"other": "added", "out": "removed"}
     body = {**JOB, "operators": [{**COUNT, "window": {"type": "tumbling", "size_ms": 50}}, FINAL]}

@@ -18,6 +18,7 @@ from service.lookups import InRedis, Lookups, reader
 from service.metric_families import Size
 from service.notify import Hub
 from service.storage.view import TIMEOUT_S, Views
+from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
@@ -49,7 +50,7 @@ def post(service: httpx.Client, records: list[tuple[str | None, int]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes, forks: ForkServer) -> Iterator[Serving]:
     """A job that has read FIRST and then SECOND in partition 0; partition 1 is empty."""
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "catalog.db").write_bytes(migrated_sqlite)
@@ -57,7 +58,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) ->
         http = running.client("writer")
         http.post("/v1/streams", json={"name": "clicks", "partitions": 2}).raise_for_status()
         http.post("/v1/jobs", json={**JOB, "trust_partitions": True}).raise_for_status()
-        with instance(running, folder / "replicas"):
+        with instance(running, forks, folder / "replicas"):
             post(http, FIRST)
             post(http, SECOND)
             yield running

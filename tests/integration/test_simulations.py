@@ -18,7 +18,7 @@ from service.api.simulations import SMALL_SIMULATION_BYTES
 from service.problems import ProblemError, Refusal
 from service.simulate import processes
 from service.simulate.child import Limits
-from service.simulate.processes import Simulations
+from service.simulate.processes import BoundedProcesses, Simulations
 
 T = TypeVar("T")
 TIGHT = Limits(memory_bytes=128 << 20, cpu_s=1, file_bytes=1 << 20)
@@ -40,11 +40,8 @@ class Simulating:
     def __init__(self, limits: Limits) -> None:
         self.loop = uvloop.new_event_loop()
         self.not_mine = set(psutil.Process().children())
-        self.simulations = self.do(self._make(limits))
-
-    @staticmethod
-    async def _make(limits: Limits) -> Simulations:
-        return Simulations(limits)
+        self.processes = BoundedProcesses(limits)
+        self.simulations = Simulations(self.processes)
 
     def do(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(work)
@@ -58,7 +55,7 @@ class Simulating:
         return next(each for each in mine if "service.simulate.forkserver" in each.cmdline())
 
     def close(self) -> None:
-        self.do(self.simulations.close())
+        self.do(self.processes.close())
         self.loop.close()
 
 

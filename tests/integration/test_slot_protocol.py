@@ -449,6 +449,20 @@ def test_resources_that_can_not_be_are_refused(refusing: Member) -> None:
         assert answer.json()["errors"][0]["pointer"] == f"/{next(iter(wrong))}"
 
 
+def test_signs_of_life_that_can_not_be_are_refused(refusing: Member) -> None:
+    for wrong in ([], None, {"s": -1}, {"s": "1"}, {"s": 1.5}, {"a slot": 1}, {f"s{n}": 0 for n in range(10_001)}):
+        answer = refusing.heartbeat(pulses=wrong)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["pointer"].startswith("/pulses")
+
+
+def test_signs_of_life_of_slots_that_do_not_wait_here_change_nothing(member: Member) -> None:
+    before = member.admin.get("/v1/groups/copy").json()["members"]
+    pulses = {member.slot: 0, "nobody": 0}
+    assert member.heartbeat(pulses=pulses).status_code == 200
+    assert member.admin.get("/v1/groups/copy").json()["members"] == before
+
+
 def test_slots_of_a_lost_executor_are_gone_at_once(member: Member) -> None:
     slot = uuid4().hex
     body = {"slot": slot, "job": member.job["id"], "index": 1, "executor": "7"}

@@ -16,6 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from service.streams.partitioner import murmur2
+from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
@@ -69,7 +70,10 @@ class World:
 
 @pytest.fixture(scope="module", params=["lmdb", pytest.param("redis", marks=pytest.mark.services)])
 def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    migrated_sqlite: bytes,
+    forks: ForkServer,
 ) -> Iterator[World]:
     """What all tests here look into: nobody takes away what others rely on."""
     folder = tmp_path_factory.mktemp(f"stores-{request.param}")
@@ -77,7 +81,7 @@ def world(
     redis_url = request.getfixturevalue("redis_server") if request.param == "redis" else None
     with serving(folder, f"sqlite:///{folder}/catalog.db", redis_url=redis_url) as service:
         made = World(service, folder)
-        with instance(service, folder / "replicas"):
+        with instance(service, forks, folder / "replicas"):
             yield made
 
 
@@ -462,6 +466,21 @@ def test_all_of_a_store_as_arrow(visits: World) -> None:
     assert json.loads(table.column("value")[1].as_py()) == {"n": 2, "spent": 12}
     empty = visits.http.get("/v1/stores/visits-s/sessions/nobody", headers=headers)
     assert pa.ipc.open_stream(empty.content).read_all().num_rows == 0
+
+
+def test_times_of_arrow_come_as_timestamps_where_that_is_asked_for(visits: World) -> None:
+    headers = {"Accept": "application/vnd.apache.arrow.stream"}
+    found = [
+        pa.ipc.open_stream(visits.http.get("/v1/stores/visits-s/sessions", params=query, headers=headers).content)
+        for query in ({"from_key": "u1", "to_key": "u2"}, {"from_key": "u1", "to_key": "u2", "times_as": "timestamp"})
+    ]
+    plain, typed = (reader.read_all() for reader in found)
+    for name in ("window_start", "window_end", "timestamp", "closes_at"):
+        assert typed.schema.field(name).type == pa.timestamp("ms")
+        assert typed[name].cast(pa.int64()) == plain[name]
+    assert plain.num_rows > 1
+    assert not typed.schema.field("timestamp").nullable
+    assert visits.refused(422, "visits-s/sessions", times_as="date")["code"] == "invalid_request"
 
 
 def test_an_export_with_a_limit_is_a_page(visits: World) -> None:

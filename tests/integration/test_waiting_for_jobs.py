@@ -12,6 +12,7 @@ import pytest
 from benchmarks.running import wait_until
 from service.protocol import JoinRequest, SlotRequest
 from spark_jobs.client import Api
+from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
 
@@ -31,11 +32,11 @@ def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) ->
 
 
 @pytest.fixture(scope="module")
-def api(service: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def api(service: Serving, tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[httpx.Client]:
     """With an instance that runs what it should."""
     client = service.client("writer")
     client.post("/v1/streams", json={"name": "in", "partitions": 1}).raise_for_status()
-    with instance(service, tmp_path_factory.mktemp("instance") / "replicas"):
+    with instance(service, forks, tmp_path_factory.mktemp("instance") / "replicas"):
         yield client
 
 

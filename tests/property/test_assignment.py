@@ -132,6 +132,20 @@ def test_in_the_end_all_is_even(group):
         assert not any(made.warm_up.values())
 
 
+@given(st.integers(2, 6), st.integers(1, 3), st.data())
+def test_standbys_of_the_tasks_of_one_node_are_all_over_the_others_and_its_loss_leaves_all_even(count, each, data):
+    nodes = [ReplicaNode(f"n{number}", slots=1) for number in range(count)]
+    tasks = [Task(f"0_{partition}", 0, partition) for partition in range(count * (count - 1) * each)]
+    group, made = settled(Group(nodes, tasks, AssignmentSettings(1, ACCEPTABLE)))
+    pairs = Counter((made.active[task.id], *made.standby[task.id]) for task in tasks)
+    assert pairs == {(a.id, b.id): each for a in nodes for b in nodes if a.id != b.id}
+    lost = data.draw(st.integers(0, count - 1))
+    left = replace(group, nodes=[node for number, node in enumerate(group.nodes) if number != lost])
+    after = assign(left).active
+    assert is_even(left, after.values())
+    assert settled(left)[1].active == after
+
+
 @given(groups())
 def test_an_assignment_that_is_carried_out_moves_nothing(group):
     group, made = settled(group)

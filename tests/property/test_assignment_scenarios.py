@@ -15,8 +15,8 @@ NONE = ["cold", "short", "zones", "unstable"]
 BARS = {
     "moved": 0.35,
     "rounds": 0.7,
-    "copied": 0.71,
-    "restored": 1.06,
+    "copied": 0.704,
+    "restored": 1.056,
     "exposed": 1.05,
     "spread": 1.05,
     "sub_spread": 1.05,

@@ -1,10 +1,22 @@
 """How long a retry waits."""
 
 import random
+import subprocess
+import sys
 
 from tenacity import RetryCallState, Retrying
 
 from service import backoff
+
+FORKED_TWICE = """
+import os
+from service import backoff
+for _ in range(2):
+    if os.fork() == 0:
+        print(backoff.up_to(1.0), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
 def attempt(number: int) -> RetryCallState:
@@ -32,3 +44,8 @@ def test_it_takes_nothing_from_the_common_random_numbers() -> None:
     assert len({wait(attempt(3)) for _ in range(9)}) > 1
     assert len({backoff.up_to(0.05) for _ in range(9)}) > 1
     assert random.getstate() == before
+
+
+def test_processes_of_one_parent_do_not_wait_in_step() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED_TWICE], capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 2

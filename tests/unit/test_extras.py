@@ -85,6 +85,6 @@ def test_the_image_runs_the_versions_that_are_tested_and_no_development_tools() 
     assert image.items() <= everything.items()
     wanted = [*PROJECT["dependencies"], *EXTRAS["api"], *EXTRAS["instance"]]
     assert {normal(requirement) for requirement in wanted} <= image.keys()
-    tools = {normal(requirement) for requirement in EXTRAS["dev"]} - {"millrace", "rich"}  # typer needs rich
+    tools = {normal(requirement) for requirement in EXTRAS["dev"]} - {"millrace"}
     assert tools <= everything.keys()
     assert not tools & image.keys()

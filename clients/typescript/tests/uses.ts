@@ -1,5 +1,5 @@
 // What people write with these types; `tsc --strict` is the test.
-import type { Operator, paths, Window } from "../src/index";
+import type { Operator, paths, Window } from "../src/index.js";
 
 type Page = paths["/v1/streams/{stream}/records"]["get"]["responses"][200]["content"]["application/json"];
 

@@ -27,7 +27,8 @@ from service.streams.kernels import placement
 Table = NDArray[np.int64]
 
 ABSENT: Final = -1  # the lag of a copy that is not there; the owner of a task that nobody runs
-_HERE, _HAND_OVER, _CATCH_UP, _LENGTH = 0, 20_000, 30_000, 1_000_000
+# What a task costs on a node. What has to be copied is worth several tasks that change their nodes beside it.
+_HERE, _SCATTER, _HAND_OVER, _CATCH_UP, _LENGTH = 0, 100, 20_000, 120_000, 1_000_000
 # A log whose length nobody says is at least this many times what is acceptable, and as long as the longest lag.
 _LOG_IN_ACCEPTABLE_LAGS: Final = 100
 _NEAR: Final = 0.4  # of the length of a log: so far behind, a copy is nearly there
@@ -145,10 +146,23 @@ def _standbys(s: _Situation, targets: Table, active: Table) -> NDArray[np.bool_]
         return np.zeros(s.lags.shape, np.bool_)
     costs = s.cost_to_catch_up()
     costs[s.is_caught_up] = _HAND_OVER // 2
+    costs += _scattered(targets, len(s.nodes))
     costs[rows, active] = _HERE
     costs[rows, targets] = placement.NEVER
     costs[:, ~s.is_open] = placement.NEVER
     return place(s.tasks, s.nodes, costs, wanted, s.settings.rack_tags, targets, by_sub_topology=False)
+
+
+def _scattered(targets: Table, nodes: int) -> Table:
+    """What a missing copy costs more on each node, less than anything else does: of the tasks of one node each has
+    another node first. So when it is lost they go on all over the group, which is even without another move.
+    """
+    order = np.argsort(targets, kind="stable")
+    turns = np.empty(len(targets), np.int64)
+    turns[order] = np.arange(len(targets)) - np.searchsorted(targets[order], targets[order])
+    others = (np.arange(nodes) - targets[:, None] - 1) % nodes  # counted from the node behind the task's own
+    table: Table = (others - turns[:, None]) % (nodes - 1) * _SCATTER // nodes
+    return table
 
 
 def _copies(s: _Situation, targets: Table, active: Table, final: NDArray[np.bool_]) -> tuple[list[list[int]], bool]:

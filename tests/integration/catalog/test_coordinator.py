@@ -9,6 +9,7 @@ from service import coordinator
 from service.catalog import groups, job_creation, job_states, jobs, segments, streams
 from service.catalog.engine import Catalog, job_topic, partition_topic
 from service.catalog.tables import JobRow, SlotRow, new_id
+from service.coordinator import evictions
 from service.protocol import PollAnswer
 from service.streams.errors import IllegalTransition, InstanceGone, StaleEpoch, UnknownInstance, UnknownJob
 from tests.integration.catalog.world import (
@@ -270,6 +271,42 @@ def test_a_poll_renews_a_lease_of_which_a_third_is_over(catalog: Catalog, job: J
     assert lease_of(catalog, worker.id) >= first
 
 
+def test_a_second_look_for_the_same_question_renews_nothing(catalog: Catalog, job: JobRow) -> None:
+    worker = slot(catalog, join(catalog), job)
+    worker.poll()
+    expire_slot(catalog, worker.id)
+    coordinator.poll_slot(catalog, worker.id, worker.held, renews=False)  # whose copies are written
+    coordinator.poll_slot(catalog, worker.id, worker.held, renews=False)
+    assert lease_of(catalog, worker.id) == 0
+    worker.leave()
+    with pytest.raises(InstanceGone):
+        coordinator.poll_slot(catalog, worker.id, worker.held, renews=False)
+
+
+def test_a_heartbeat_renews_the_leases_of_its_slots_as_of_their_signs_of_life(catalog: Catalog, job: JobRow) -> None:
+    instance, elsewhere = join(catalog), join(catalog, "two")
+    one, two, ended = (slot(catalog, instance, job, index=index) for index in range(3))
+    other = slot(catalog, elsewhere, job)
+    for each in (one, two, other):
+        expire_slot(catalog, each.id)
+    ended.leave()
+    living = {one.id: 1_000, other.id: 0, ended.id: 0}
+    coordinator.heartbeat(catalog, instance, incarnation="first", living=living)
+    lease = catalog.read(groups.get_instance, instance).lease_until_ms - lease_of(catalog, one.id)
+    assert 0 < lease <= 1_000 + LEASE_MS // 10
+    assert [lease_of(catalog, each.id) for each in (two, other)] == [0, 0]
+    assert catalog.read(lambda s: s.get_one(SlotRow, ended.id)).state == "gone"
+
+
+def test_signs_of_life_that_a_former_incarnation_brings_renew_nothing(catalog: Catalog, job: JobRow) -> None:
+    instance = join(catalog)
+    worker = slot(catalog, instance, job)
+    expire_slot(catalog, worker.id)
+    with pytest.raises(InstanceGone):
+        coordinator.heartbeat(catalog, instance, incarnation="other", living={worker.id: 0})
+    assert lease_of(catalog, worker.id) == 0
+
+
 def test_a_paused_job_keeps_its_owners_and_gets_no_work(catalog: Catalog, job: JobRow) -> None:
     worker = slot(catalog, join(catalog), job)
     catalog.write(coordinator.change_job, "visits", "pause")
@@ -469,9 +506,23 @@ def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: JobRow) -
     former = slot(catalog, join(catalog), job)
     former.leave()
     catalog.write(lambda s: s.execute(update(SlotRow).values(gone_ms=0)))
-    silence_coordinator(catalog, 30_000)
-    tick(catalog)
+    silence_coordinator(catalog, 60_000)
+    tick(catalog, lease_ms=90_000)
     assert catalog.read(lambda s: s.get(SlotRow, former.id)) is None
+
+
+def test_that_the_coordinator_is_there_takes_it_two_statements(
+    catalog: Catalog, job: JobRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evictions, "SWEEP_EVERY_MS", 2**62)  # the first tick of a minute looks around
+    live(catalog, job)
+    silence_coordinator(catalog, LEASE_MS // 2)
+    with statements(catalog) as asked:
+        tick(catalog)
+    assert asked == ["SELECT meta", "UPDATE meta"]
+    with statements(catalog) as asked:
+        tick(catalog)
+    assert len(asked) <= 1
 
 
 def test_a_tick_gives_out_what_nobody_owns(catalog: Catalog, job: JobRow) -> None:

@@ -11,8 +11,9 @@ from sqlalchemy import func, select, update
 
 from service import coordinator
 from service.catalog import inputs, job_creation, job_states, jobs, repartitions, totals
-from service.catalog.engine import Catalog
+from service.catalog.engine import Catalog, partition_topic, stream_topic, target_topic
 from service.catalog.tables import ChunkRow, JobRow, PartitionRow, StreamRow, TaskInputRow, TaskRow
+from service.coordinator import PASS_OVER_MS
 from service.protocol import Advanced, AdvanceReason, AssignedTask, Move, TaskCommit
 from service.ranges import RANGE, pack, unpack
 from service.streams.errors import UnknownPartition
@@ -394,6 +395,45 @@ def test_a_task_that_found_nothing_to_run_is_not_due_until_something_changes(
     again = coordinator.poll_slot(catalog, worker.id, held)
     assert [task.name for task in again.answer.tasks if task.is_due] == ["1_0"]
     assert again.is_ready
+
+
+def test_a_task_awaits_its_own_records_and_can_wait_with_those_of_others(
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
+) -> None:
+    own, others = {target: target_topic(log(worker), target) for target in range(2)}, stream_topic(log(worker))
+    found = worker.poll()
+    assert found.pressing >= {*own.values(), *(partition_topic(clicks.id, p) for p in range(2))}
+    assert found.patient == {others}
+    woken = set[str]()
+    catalog.on_wake(woken.update)
+    post(catalog, clicks, {0: 1})
+    write(worker, "0_0", {0: 1})
+    assert {own[0], others} <= woken
+    assert own[1] not in woken
+
+
+@pytest.mark.parametrize(("waited_ms", "is_ready"), [(0, False), (60, False), (PASS_OVER_MS, True)])
+def test_who_has_only_to_pass_over_is_answered_a_moment_later(
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble, waited_ms: int, is_ready: bool
+) -> None:
+    post(catalog, clicks, {0: 1})
+    write(worker, "0_0", {0: 1})
+    read(worker, "1_0")
+    found = coordinator.poll_slot(catalog, worker.id, worker.held, waited_ms=waited_ms)
+    assert [(task.name, task.can_wait) for task in found.answer.tasks if task.is_due] == [("1_1", True)]
+    assert found.is_ready == is_ready
+    assert found.look_again_ms == (None if is_ready else PASS_OVER_MS - waited_ms)
+
+
+def test_who_writes_for_others_is_in_a_hurry_to_pass_over(catalog: Catalog, clicks: StreamRow) -> None:
+    job = make_job(
+        catalog, operators=[SPREAD, {"op": "select_key", "name": "renamed", "key": "value->>'id'"}, AGAIN, ONCE]
+    )
+    worker = slot(catalog, join(catalog), job)
+    first, second = log(worker), stream_id(worker, "visits-again-repartition")
+    found = worker.poll()
+    assert stream_topic(first) in found.pressing
+    assert found.patient == {stream_topic(second)}
 
 
 def test_tasks_with_one_input_have_no_digest(worker: SlotDouble) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.running import wait_until
-from spark_jobs.pulse import LeaseKeeper, Pulse, silent_attempts
+from spark_jobs.pulse import LeaseKeeper, Pulse, signs_of_life, silent_attempts
 
 
 def test_a_slot_that_ends_well_leaves_no_file(tmp_path: Path) -> None:
@@ -33,6 +33,30 @@ def test_a_silent_attempt_is_named_once(tmp_path: Path) -> None:
 
 def test_there_may_be_no_folder_yet(tmp_path: Path) -> None:
     assert silent_attempts(tmp_path / "none", 1.0) == []
+    assert signs_of_life(tmp_path / "none", 1.0) == {}
+
+
+def test_a_slot_that_has_joined_shows_when_it_gave_its_last_sign(tmp_path: Path) -> None:
+    with Pulse(tmp_path) as process:
+        assert signs_of_life(tmp_path, 60.0) == {}
+        process.become("former")
+        process.become("slot")
+        [file] = tmp_path.iterdir()
+        os.utime(file, (time.time() - 20, time.time() - 20))
+        [(slot, age_ms)] = signs_of_life(tmp_path, 60.0).items()
+        assert (slot, round(age_ms, -4)) == ("slot", 20_000)
+        process.beat()
+        assert signs_of_life(tmp_path, 60.0)["slot"] < age_ms
+    assert signs_of_life(tmp_path, 60.0) == {}
+
+
+def test_signs_that_are_old_or_of_another_clock_say_nothing(tmp_path: Path) -> None:
+    with Pulse(tmp_path) as process:
+        process.become("slot")
+        [file] = tmp_path.iterdir()
+        for since_s in (61, -30):
+            os.utime(file, (time.time() - since_s, time.time() - since_s))
+            assert signs_of_life(tmp_path, 60.0) == {}
 
 
 def test_the_lease_is_renewed_while_the_loop_is_in_a_long_batch(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ def no_chain() -> Any:
     raise AssertionError("nothing is run here")
 
 
-def task(name: str, records: int = 1, target: int | None = None) -> StreamTask:
-    """A task with so many records to read; `target`: of a repartition stream."""
+def task(name: str, records: int = 1, target: int | None = None, *, can_wait: bool = False) -> StreamTask:
+    """A task with so many records to read; `target`: of a repartition stream; `can_wait`: they are for others."""
     work = [InputRange(0, 0, records, [])] if records else []
     inputs = [InputHead("in", 0, 0, records, sub_log=target)]
-    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, inputs=inputs, work=work), {}, no_chain)
+    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, inputs=inputs, work=work, can_wait=can_wait), {}, no_chain)
 
 
 def names(given: Rounds, tasks: list[StreamTask]) -> list[str]:
@@ -59,6 +59,23 @@ def test_the_first_round_begins_at_once_and_the_next_an_interval_later(clock: Cl
 def test_who_has_nothing_to_do_has_no_turn(clock: Clock) -> None:
     given = Rounds(0.1, FULL)
     assert names(given, [task("idle", 0), task("due")]) == ["due"]
+
+
+def test_who_can_wait_leaves_one_round_to_those_who_can_not(clock: Clock) -> None:
+    given, tasks = Rounds(0.1, FULL), [task("a"), task("can wait", target=0, can_wait=True)]
+    found = []
+    for _ in range(4):
+        found.append(names(given, tasks))
+        clock.now_s += 0.11
+    assert found == [["a"], ["can wait", "a"]] * 2
+
+
+def test_records_do_not_wait_for_the_interval_of_a_round_of_those_who_can(clock: Clock) -> None:
+    given, waiting = Rounds(60.0, FULL), task("can wait", target=0, can_wait=True)
+    clock.now_s += 60.0
+    assert names(given, [waiting]) == ["can wait"]
+    assert given.pause_s([waiting]) == 0.0
+    assert names(given, [waiting, task("a")]) == ["a"]
 
 
 def test_without_anything_to_do_no_interval_begins(clock: Clock) -> None:

@@ -1,0 +1,178 @@
+"""Consumers of a subscription: the service keeps how far it is, and shares the partitions between those that pull.
+
+A batch is acknowledged when the next one is asked for: what was not comes again, here or to another consumer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from millrace_client.clients import AsyncClient, Client
+from millrace_client.codes import LeaseLost
+from millrace_client.exchanges import Exchange, Retries, answered, json_request, path_of
+from millrace_client.records import Record, record_of
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets from `start` up to `end` (not included) that retention took before they were acknowledged."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pulls:
+    """What a consumer asks for: up to `max_records` at a time, for which it waits up to `wait_s`; its partitions go to
+    others where it is silent for `lease_s`, so a batch must take less.
+    """
+
+    max_records: int = 500
+    wait_s: float = 20.0
+    lease_s: float = 30.0
+
+
+_PULLS = Pulls()
+
+
+class _Share:
+    """What one consumer of a subscription has and asks for; its requests are tried for ever."""
+
+    def __init__(
+        self,
+        stream: str,
+        subscription: str,
+        pulls: Pulls,
+        on_gap: Callable[[Gap], object] | None,
+        retries: Retries,
+    ) -> None:
+        self._path = f"{path_of('streams', stream)}/subscriptions/{quote(subscription, safe='')}"
+        self._pulls, self._on_gap = pulls, on_gap
+        self._retries = replace(retries, limit_s=math.inf)
+        self._consumer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._to_acknowledge: Sequence[Any] = []
+
+    def following(self) -> Exchange[list[Record]]:
+        """Acknowledge the batch that was given before; the next one."""
+        yield from self._acknowledged()
+        pulls = self._pulls
+        body = {
+            "consumer": self._consumer,
+            "pull_id": uuid.uuid4().hex,
+            "lease_ms": int(pulls.lease_s * 1000),
+            "max": pulls.max_records,
+            "wait_ms": int(pulls.wait_s * 1000),
+        }
+        request = json_request("POST", f"{self._path}:pull", body, wait_s=pulls.wait_s, is_repeatable=True)
+        pulled = (yield from answered(request, self._retries)).json()
+        self._to_acknowledge = pulled["positions"]
+        if self._on_gap is not None:
+            for gap in pulled["gaps"]:
+                self._on_gap(Gap(gap["partition"], gap["start"], gap["end"]))
+        return [record_of(record, "") for record in pulled["records"]]
+
+    def left(self, retries: Retries) -> Exchange[None]:
+        """Give its partitions up; what is not acknowledged comes to others at once."""
+        body = {"consumer": self._consumer, "positions": [], "leave": True}
+        yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), retries)
+
+    def _acknowledged(self) -> Exchange[None]:
+        if self._to_acknowledge:
+            body = {"consumer": self._consumer, "positions": self._to_acknowledge}
+            with suppress(LeaseLost):  # it took too long: another consumer gets those records again
+                yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), self._retries)
+            self._to_acknowledge = []
+
+
+class SubscriptionConsumer:
+    """Iterates over what a subscription has for it, for ever: each record at least once, in order within a partition.
+
+    Several of them, in any number of processes, share the partitions. `on_gap` hears what retention took. A context
+    manager: its end gives its partitions to the others.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        subscription: str,
+        *,
+        pulls: Pulls = _PULLS,
+        on_gap: Callable[[Gap], object] | None = None,
+    ) -> None:
+        self._client = client
+        self._share = _Share(stream, subscription, pulls, on_gap, client.retries)
+
+    def __iter__(self) -> Iterator[Record]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[Record]]:
+        """The same records, a batch at a time: asking for the next one acknowledges it."""
+        while True:
+            batch = self._client.run(self._share.following())
+            if batch:
+                yield batch
+
+    def close(self) -> None:
+        """Leave. What was given and is not acknowledged comes again."""
+        self._client.run(self._share.left(self._client.retries))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncSubscriptionConsumer:
+    """As `SubscriptionConsumer`, for asyncio."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        stream: str,
+        subscription: str,
+        *,
+        pulls: Pulls = _PULLS,
+        on_gap: Callable[[Gap], object] | None = None,
+    ) -> None:
+        self._client = client
+        self._share = _Share(stream, subscription, pulls, on_gap, client.retries)
+
+    async def __aiter__(self) -> AsyncGenerator[Record, None]:
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for record in batch:
+                    yield record
+
+    async def batches(self) -> AsyncGenerator[list[Record], None]:
+        """As `SubscriptionConsumer.batches`."""
+        while True:
+            batch = await self._client.run(self._share.following())
+            if batch:
+                yield batch
+
+    async def close(self) -> None:
+        """As `SubscriptionConsumer.close`."""
+        await self._client.run(self._share.left(self._client.retries))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

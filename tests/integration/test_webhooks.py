@@ -1,0 +1,307 @@
+"""Webhooks out: records posted to a target, signed, in order, again until they are taken; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from benchmarks.running import PATIENCE_S, wait_until
+from service.catalog.tables import SubscriptionRow
+from service.webhooks import pusher, sender
+from service.webhooks.signing import key_of, signed_headers
+from tests.conftest import DATABASES, database
+from tests.integration.test_streams_api import refused
+from tests.serving import Serving, serving
+
+Json = dict[str, Any]
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+NAMES = (f"pushed-{n}" for n in count())
+
+
+class Request(NamedTuple):
+    """What a target got."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def record(self) -> Json:
+        found: Json = json.loads(self.body)["data"]
+        return found
+
+
+class Target:
+    """Takes what is posted; `answer` says with which status, and may say more of the answer's body."""
+
+    def __init__(self) -> None:
+        self.seen: list[Request] = []
+        self.answer: Callable[[Request], tuple[int, dict[str, str]]] = lambda _: (204, {})
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                request = Request(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+                target.seen.append(request)
+                status, headers = target.answer(request)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                if status != 204:
+                    self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing to say."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://localhost:{self.server.server_port}/hook"
+
+    def values(self) -> list[Any]:
+        return [each.record["value"] for each in self.seen]
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    made = Target()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def impatient() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pusher, "FIRST_S", 0.02)
+        patch.setattr(pusher, "MOST_S", 0.1)
+        patch.setattr(sender, "TIMEOUT_S", 2.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: bytes) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("webhooks")
+    (folder / "catalog.db").write_bytes(migrated_sqlite)
+    with serving(folder, f"sqlite:///{folder}/catalog.db", webhook_private_addresses="on") as running:
+        yield running
+
+
+@pytest.fixture
+def api(service: Serving) -> httpx.Client:
+    return service.client("writer")
+
+
+def push(api: httpx.Client, url: str, **more: Any) -> str:
+    """The path of a subscription, with a target, of a stream of its own with two partitions."""
+    name = next(NAMES)
+    api.post("/v1/streams", json={"name": name, "partitions": 2}).raise_for_status()
+    body = {"name": name, "push": {"url": url, "secret": SECRET}, **more}
+    return str(api.post(f"/v1/streams/{name}/subscriptions", json=body).raise_for_status().headers["Location"])
+
+
+def post(api: httpx.Client, path: str, *values: Any, partition: int = 0) -> None:
+    records = [{"key": f"k{value}", "value": value, "partition": partition} for value in values]
+    api.post(f"{path.split('/subscriptions')[0]}/records", json={"records": records}).raise_for_status()
+
+
+def is_done(api: httpx.Client, path: str) -> bool:
+    return bool(api.get(path).raise_for_status().json()["lag_records"] == 0)
+
+
+def test_each_record_is_posted_once_signed_and_in_order(api: httpx.Client, target: Target) -> None:
+    path = push(api, target.url)
+    post(api, path, *range(20))
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
+    assert target.values() == list(range(20))
+    first = target.seen[0]
+    name = path.rpartition("/")[2]
+    assert first.path == "/hook"
+    assert first.headers["host"] == target.url.split("/")[2]
+    body = json.loads(first.body)
+    assert (body["type"], body["stream"], body["subscription"]) == ("record", name, name)
+    assert first.record == api.get(f"/v1/streams/{name}/records?partition=0&limit=1").json()["records"][0]
+    for each in target.seen:
+        timestamp = int(each.headers["webhook-timestamp"])
+        expected = signed_headers(key_of(SECRET), each.headers["webhook-id"], timestamp, each.body)
+        assert {header: each.headers[header] for header in expected} == expected
+    assert len({each.headers["webhook-id"] for each in target.seen}) == 20
+
+
+def test_a_record_that_is_not_taken_holds_up_its_partition_alone(api: httpx.Client, target: Target) -> None:
+    is_well = threading.Event()
+
+    def answer(request: Request) -> tuple[int, dict[str, str]]:
+        return (200, {}) if is_well.is_set() or request.record["partition"] == 1 else (503, {})
+
+    target.answer = answer
+    path = push(api, target.url)
+    post(api, path, 1, 2)
+    post(api, path, 3, 4, partition=1)
+    wait_until(lambda: target.values().count(1) > 3 and 4 in target.values(), PATIENCE_S, "retries")
+    assert 2 not in target.values()
+    post(api, path, 5, partition=1)
+    wait_until(lambda: 5 in target.values(), PATIENCE_S, "the other partition")
+    [failure] = api.get(path).json()["push"]["failures"]
+    assert (failure["partition"], failure["detail"]) == (0, "answered 503")
+    assert failure["attempts"] > 1
+    is_well.set()
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
+    wait_until(lambda: api.get(path).json()["push"]["failures"] == [], PATIENCE_S, "no failure")
+    assert len({each.headers["webhook-id"] for each in target.seen}) == 5
+    assert [value for value in target.values() if value in (1, 2)][-2:] == [1, 2]
+
+
+def test_what_is_refused_goes_to_a_stream_of_its_own(api: httpx.Client, target: Target) -> None:
+    target.answer = lambda request: (422 if request.record["value"] == 2 else 200, {})
+    path = push(api, target.url)
+    post(api, path, 1, 2, 3)
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
+    assert target.values() == [1, 2, 3]
+    name = path.rpartition("/")[2]
+    [dead] = api.get(f"/v1/streams/{name}-dead/records").raise_for_status().json()["records"]
+    assert (dead["key"], dead["value"]) == ("k2", 2)
+    assert dead["headers"] == {
+        "millrace-webhook-status": "422",
+        "millrace-webhook-stream": name,
+        "millrace-webhook-partition": "0",
+        "millrace-webhook-offset": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [((302, {"Location": "/elsewhere"}), "answered 302"), ((429, {}), "answered 429"), ((500, {}), "answered 500")],
+)
+def test_a_redirect_is_not_followed_and_too_many_requests_are_no_refusal(
+    api: httpx.Client, target: Target, answer: tuple[int, dict[str, str]], detail: str
+) -> None:
+    target.answer = lambda _: answer
+    path = push(api, target.url)
+    post(api, path, 1)
+    wait_until(lambda: len(target.seen) > 2, PATIENCE_S, "retries")
+    assert {each.path for each in target.seen} == {"/hook"}
+    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+    assert api.get(path).json()["push"]["failures"][0]["detail"] == detail
+    api.delete(path).raise_for_status()
+
+
+def test_a_target_that_is_away_is_tried_again(api: httpx.Client, target: Target) -> None:
+    target.server.server_close()
+    path = push(api, target.url)
+    post(api, path, 1)
+    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+    assert not is_done(api, path)
+    api.delete(path).raise_for_status()
+
+
+def test_a_deleted_subscription_posts_nothing_any_more(api: httpx.Client, target: Target) -> None:
+    path = push(api, target.url)
+    post(api, path, 1)
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    api.delete(path).raise_for_status()
+    other = push(api, target.url)
+    post(api, path, 2)
+    post(api, other, 3)
+    wait_until(lambda: is_done(api, other), PATIENCE_S, "the other record to be taken")
+    assert target.values() == [1, 3]
+
+
+def test_the_secret_is_sealed_and_never_shown(service: Serving, api: httpx.Client, target: Target) -> None:
+    path = push(api, target.url)
+    assert "whsec" not in api.get(path).text
+    name = path.rpartition("/")[2]
+    row = service.catalog.read(lambda s: s.scalars(select(SubscriptionRow).where(SubscriptionRow.name == name)).one())
+    assert SECRET not in repr(vars(row))
+    body = {"name": name, "push": {"url": target.url, "secret": SECRET}}
+    made = path.rpartition("/")[0]
+    assert api.post(made, json=body).status_code == 200
+    other = {"url": target.url, "secret": "whsec_" + "A" * 32}
+    refused(api.post(made, json=body | {"push": other}), 409, "subscription_exists")
+
+
+def test_nobody_else_pulls_from_it(api: httpx.Client, target: Target) -> None:
+    path = push(api, target.url)
+    refused(api.post(f"{path}:pull", json={"consumer": "a"}), 409, "subscription_pushes")
+    refused(api.post(f"{path}:ack", json={"consumer": "a", "positions": []}), 409, "subscription_pushes")
+
+
+@pytest.mark.parametrize(
+    ("target_of_it", "pointer"),
+    [
+        ({}, "/push/url"),
+        ({"url": "ftp://example.org/"}, "/push/url"),
+        ({"url": "http:///nowhere"}, "/push/url"),
+        ({"url": "http://user@example.org/"}, "/push/url"),
+        ({"url": "http://example.org:99999/"}, "/push/url"),
+        ({"url": "http://exämple.org/"}, "/push/url"),
+        ({"url": "http://example.org/ x"}, "/push/url"),
+        ({"url": f"http://example.org/{'x' * 2_000}"}, "/push/url"),
+        ({"url": 5}, "/push/url"),
+        ({"url": "http://example.org/", "secret": "whsec_AAAA"}, "/push/secret"),
+        ({"url": "http://example.org/", "secret": 7}, "/push/secret"),
+        ({"url": "http://example.org/", "method": "PUT"}, "/push/method"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(api: httpx.Client, target_of_it: Json, pointer: str) -> None:
+    name = next(NAMES)
+    api.post("/v1/streams", json={"name": name}).raise_for_status()
+    body = {"name": "x", "push": {"secret": SECRET, **target_of_it}}
+    assert refused(api.post(f"/v1/streams/{name}/subscriptions", json=body), 422, "invalid_spec") == [pointer]
+
+
+def test_private_addresses_are_refused_unless_a_setting_allows_them(
+    tmp_path: Path, migrated_sqlite: bytes, target: Target
+) -> None:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
+    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as running:
+        api = running.client("writer")
+        api.post("/v1/streams", json={"name": "s", "partitions": 1}).raise_for_status()
+        for host in ("127.0.0.1", "[::1]", "169.254.169.254", "localhost"):
+            body = {"name": "x", "push": {"url": f"http://{host}:{target.server.server_port}/", "secret": SECRET}}
+            answer = api.post("/v1/streams/s/subscriptions", json=body)
+            assert refused(answer, 422, "invalid_spec") == ["/push/url"]
+        # one that only who connects finds to be this machine
+        body = {"name": "x", "push": {"url": f"http://127.1:{target.server.server_port}/", "secret": SECRET}}
+        path = api.post("/v1/streams/s/subscriptions", json=body).raise_for_status().headers["Location"]
+        post(api, path, 1)
+        wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+        assert "no public address" in api.get(path).json()["push"]["failures"][0]["detail"]
+        assert target.seen == []
+
+
+@pytest.fixture(params=DATABASES[1:])
+def postgres_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Several processes share a catalog on Postgres alone."""
+    with database(request, tmp_path) as url:
+        yield url
+
+
+def test_of_several_processes_one_posts_a_record(tmp_path: Path, postgres_url: str, target: Target) -> None:
+    private = {"webhook_private_addresses": "on"}
+    with serving(tmp_path, postgres_url, **private) as one, serving(tmp_path, postgres_url, **private) as two:
+        path = push(one.client(), target.url)
+        wait_until(lambda: len(one.client().get(path).json()["consumers"]) == 2, PATIENCE_S, "both pushers")
+        for n in range(10):
+            post((one, two)[n % 2].client(), path, *range(10 * n, 10 * n + 10), partition=n % 2)
+        wait_until(lambda: is_done(two.client(), path), PATIENCE_S, "all records to be taken")
+    assert sorted(target.values()) == list(range(100))
+    for partition in range(2):
+        offsets = [each.record["offset"] for each in target.seen if each.record["partition"] == partition]
+        assert offsets == sorted(offsets)
