@@ -38,7 +38,7 @@ COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"],
 TAILS = Gauge("millrace_tails", "Readers that follow a stream", registry=REGISTRY)
 TAIL_OVERRUNS = Counter("millrace_tail_overruns", "Tails that were ended because they were too slow", registry=REGISTRY)
 SUBSCRIPTION_PULLS = Counter(
-    "millrace_subscription_pulls", "Pulls of subscriptions answered", ["outcome"], registry=REGISTRY
+    "millrace_subscription_pulls", "Pulls of subscriptions by outcome", ["outcome"], registry=REGISTRY
 )
 SUBSCRIPTION_EXPIRED_LEASES = Counter(
     "millrace_subscription_expired_leases", "Leases of consumers that ran out", registry=REGISTRY

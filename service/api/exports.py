@@ -37,7 +37,7 @@ from service.payloads import ARROW, NDJSON
 from service.payloads.answers import ArrowPieces, KeyEncoding, ndjson_answer
 from service.payloads.typed import typed_columns, typed_schema
 from service.problems import declared
-from service.reads.exports import StreamSpan, batches, span_from
+from service.reads.exports import StreamSpan, batches, span_from, within_bytes
 from service.reads.places import MAX_OFFSET
 
 router = router_of("streams")
@@ -87,19 +87,30 @@ async def export_records(
     limit: Annotated[
         int | None, Query(ge=1, le=MAX_OFFSET, description="How many records at most; all, when absent.")
     ] = None,
+    max_bytes: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=MAX_OFFSET,
+            description="How many bytes of records at most, but one record: keys, values and headers as they are kept, "
+            "and 128 for the rest of each.",
+        ),
+    ] = None,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How NDJSON shows keys; those of changelogs are always base64.")
     ] = "utf8",
 ) -> Response:
     """Read a stream as it stands, in one answer of any length: partition after partition, each in order.
 
-    It ends where the partitions ended when it began, or at `limit`, of which each partition has its share. An answer
-    that breaks off (retention took the records meanwhile, say) ends without its closing chunk.
+    It ends where the partitions ended when it began, or at `limit` or `max_bytes`, of which each partition has its
+    share. An answer that breaks off (retention took the records meanwhile, say) ends without its closing chunk.
     """
     kind, state = accepts(request, ARROW, NDJSON), request.state
     begin = ReadBegin(partition, from_offset, from_timestamp, cursor)
     found, place, is_whole = await run_in_threadpool(place_of, state, stream, begin)
     span = await run_in_threadpool(span_from, state.catalog, found.id, place, limit)
+    if max_bytes is not None:
+        span = await run_in_threadpool(within_bytes, state.catalog, state.storage, found.id, span, max_bytes)
     following = cursor_behind(found, state.catalog.lineage, span.end, is_whole=is_whole)
     if kind == ARROW:
         pieces = _arrow(state, found, span, following)

@@ -6,9 +6,11 @@ and how a pull waits and reads (`service.reads.subscriptions`).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -396,13 +398,30 @@ async def pull_records(request: Request, stream: NamedStream, subscription: Name
     """Take what comes next, and a lease on a share of the partitions; each record comes until it is acknowledged.
 
     Consumers that pull at the same time share the partitions; one that stays away for `lease_ms` loses its own. What a
-    consumer has not acknowledged comes again with its next pull; with the same `pull_id` in the same ranges.
+    consumer has not acknowledged comes again with its next pull; with the same `pull_id` in the same ranges. One that
+    closes its connection while it waits takes nothing, and has left.
     """
     asked = await read_model(request, PullRequest)
     until_s = time.monotonic() + asked.wait_ms / 1000
     wish = PullWish(asked.consumer, asked.lease_ms, asked.max, asked.pull_id)
-    delivery = await request.state.deliveries.pull(stream, subscription, wish, until_s)
+    async with _departure(request) as gone:
+        delivery = await request.state.deliveries.pull(stream, subscription, wish, until_s, gone)
     return Response(await run_in_threadpool(_delivered, delivery, asked.key_encoding), media_type=JSON)
+
+
+@asynccontextmanager
+async def _departure(request: Request) -> AsyncIterator[asyncio.Future[None]]:
+    """Done once the caller of a request, whose body was read, has closed the connection."""
+
+    async def noticed() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # the end of the body, once more
+
+    gone = asyncio.ensure_future(noticed())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
 
 
 def _delivered(delivery: Delivery, encoding: KeyEncoding) -> bytes:

@@ -83,8 +83,9 @@ class PullWish:
 
 
 class Pulled(NamedTuple):
-    """What a pull gave. `held`: partitions that the consumer holds now; `expired`: leases that were found to have run
-    out; `look_again_ms`: when the next lease of another consumer ends, and so may free something.
+    """What a pull gave. `held`: partitions that the consumer holds now; `had_batch`: it was given something before that
+    is not acknowledged; `expired`: leases that were found to have run out; `look_again_ms`: when the next lease of
+    another consumer ends, and so may free something.
     """
 
     subscription_id: str
@@ -93,6 +94,7 @@ class Pulled(NamedTuple):
     ranges: Sequence[PulledRange]
     held: Sequence[int]
     is_repeated: bool
+    had_batch: bool
     lease_until_ms: int
     expired: int
     look_again_ms: int | None
@@ -230,6 +232,7 @@ def pull(s: Session, stream: str, name: str, wish: PullWish) -> Pulled:
         decided.ranges,
         decided.held,
         decided.is_repeated,
+        any(at.holder == wish.consumer and at.is_busy for at in progress),
         lease["until_ms"],
         expired,
         min(others, default=None),
@@ -247,6 +250,20 @@ def shorten(s: Session, pulled: Pulled, ends: Mapping[int, int]) -> None:
     for row in s.scalars(select(SubscriptionPositionRow).where(*of_these)):
         if row.holder == pulled.consumer and row.batch_end == given[row.partition]:
             row.batch_end = max(ends[row.partition], row.position)
+
+
+def withdraw(s: Session, pulled: Pulled) -> None:
+    """Undo a pull whose answer nobody waits for: its consumer leaves, and what it was given is there for the others.
+
+    Not where the consumer has pulled or acknowledged since, nor where it had a batch before: it may be at work on it.
+    """
+    of_it = select(SubscriptionRow).where(SubscriptionRow.id == pulled.subscription_id)
+    subscription = s.scalars(of_it.with_for_update()).one_or_none()
+    if subscription is None or pulled.had_batch:
+        return
+    lease = subscription.consumers.get(pulled.consumer)
+    if lease is not None and lease["until_ms"] == pulled.lease_until_ms:
+        _leave(s, subscription, pulled.consumer, [at.row for at in _partitions(s, subscription).values()])
 
 
 def acknowledge(
@@ -274,8 +291,7 @@ def acknowledge(
         row.position = max(position, row.position)
     until_ms = None
     if leave:
-        subscription.consumers = {each: lease for each, lease in consumers.items() if each != consumer}
-        _hand_over(s, [at.row for at in found.values() if at.row.holder == consumer], None)
+        _leave(s, subscription, consumer, [at.row for at in found.values()])
     elif consumer in consumers:
         until_ms = at_ms + consumers[consumer]["lease_ms"]
         lease = {**consumers[consumer], "until_ms": until_ms}
@@ -352,6 +368,12 @@ def _hand_over(s: Session, rows: Iterable[SubscriptionPositionRow], consumer: st
         row.holder, row.pull_id, row.batch_end = consumer, None, row.position
         if consumer is None:
             wake(s, subscription_topic(row.subscription_id))
+
+
+def _leave(s: Session, subscription: SubscriptionRow, consumer: str, rows: Iterable[SubscriptionPositionRow]) -> None:
+    """A consumer has no lease any more, and none of the partitions."""
+    subscription.consumers = {each: lease for each, lease in subscription.consumers.items() if each != consumer}
+    _hand_over(s, [row for row in rows if row.holder == consumer], None)
 
 
 def _require_delivered(

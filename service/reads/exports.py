@@ -18,6 +18,7 @@ from service.catalog.engine import Catalog
 from service.payloads.answers import as_page, rows_within
 from service.protocol import ChunkRange
 from service.reads.pages import Place
+from service.reads.places import MAX_OFFSET
 from service.storage.segments import Storage, offsets_of, part_of
 from service.streams.errors import OffsetTruncated, SegmentMissing, UnknownPartition
 
@@ -48,6 +49,24 @@ def span_from(catalog: Catalog, stream_id: str, place: Place, limit: int | None)
         left = None if left is None else left - taken
         end[at] = begin[at] + taken
     return StreamSpan(begin, end, end == ends)
+
+
+def within_bytes(catalog: Catalog, storage: Storage, stream_id: str, span: StreamSpan, max_bytes: int) -> StreamSpan:
+    """As much of a span as `max_bytes` hold, as pages count them, one record at least; each partition has its share.
+
+    The records are read for it, a batch at a time. Raises as `batches` does.
+    """
+    end, left = dict(span.begin), max_bytes
+    fewest_first = sorted(span.begin, key=lambda each: (span.end[each] - span.begin[each], each))
+    for number, at in enumerate(fewest_first):
+        offsets = (span.begin[at], span.end[at])
+        share = max(left, 0) // (len(fewest_first) - number)
+        first_bytes = MAX_OFFSET if end == span.begin else left
+        end[at], taken = _reached(
+            _of_partition(catalog, storage, stream_id, at, offsets), offsets[1], share, first_bytes
+        )
+        left -= taken
+    return StreamSpan(span.begin, end, span.is_whole and end == span.end)
 
 
 def batches(catalog: Catalog, storage: Storage, stream_id: str, span: StreamSpan) -> Iterator[pa.RecordBatch]:
@@ -93,6 +112,21 @@ def _of_partition(
             part = part_of(chunk, batch, start, end)
             yield from _cut(as_page(part.records, partition, offsets_of(part)))
             start = chunk.end_offset
+
+
+def _reached(records: Iterator[pa.RecordBatch], end: int, share: int, first_bytes: int) -> tuple[int, int]:
+    """The offset behind those records of a partition, up to `end`, that `share` bytes hold, and how many bytes they
+    have. The first one is among them if it has no more than `first_bytes`.
+    """
+    used = 0
+    for batch in records:
+        rows, size = rows_within(batch, share - used)
+        if not rows and not used:
+            rows, size = rows_within(batch.slice(0, 1), first_bytes)
+        used += size
+        if rows < batch.num_rows:
+            return int(batch.column("offset")[rows].as_py()), used
+    return end, used
 
 
 def _cut(page: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

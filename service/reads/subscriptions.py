@@ -6,12 +6,14 @@ kept (`service.catalog.subscriptions`) and how records are shown.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from service import prometheus
 from service.catalog import subscriptions
@@ -41,21 +43,42 @@ class Deliveries:
     def __init__(self, catalog: Catalog, storage: Storage, hub: Hub) -> None:
         self._catalog, self._storage, self._hub = catalog, storage, hub
 
-    async def pull(self, stream: str, name: str, wish: PullWish, until_s: float) -> Delivery:
+    async def pull(
+        self, stream: str, name: str, wish: PullWish, until_s: float, gone: asyncio.Future[None] | None = None
+    ) -> Delivery:
         """What is there for a consumer, or comes until that moment (monotonic). Its lease goes on meanwhile.
 
-        Raises what `subscriptions.pull` does, UnknownPartition, SegmentUnreadable.
+        `gone`: done where nobody waits for the answer any more; then the consumer leaves, and nothing is taken.
+
+        Raises what `subscriptions.pull` does, UnknownPartition, SegmentUnreadable; ClientDisconnect: it is gone.
         """
-        while True:
+        pulled: Pulled | None = None
+        while not _is_gone(gone):
             seen = self._hub.seen
             pulled = await run_in_threadpool(self._catalog.write, subscriptions.pull, stream, name, wish)
             prometheus.SUBSCRIPTION_EXPIRED_LEASES.inc(pulled.expired)
             left_s = until_s - time.monotonic()
             if pulled.ranges or left_s <= 0 or self._hub.is_closed:
-                break
-            await self._hub.wait(_topics(pulled), seen, min(left_s, _pause_s(pulled, wish)))
-        prometheus.SUBSCRIPTION_PULLS.labels(_outcome(pulled)).inc()
-        return await run_in_threadpool(self._deliver, pulled)
+                delivery = await run_in_threadpool(self._deliver, pulled)
+                if _is_gone(gone):
+                    break
+                prometheus.SUBSCRIPTION_PULLS.labels(_outcome(pulled)).inc()
+                return delivery
+            await self._sleep(_topics(pulled), seen, min(left_s, _pause_s(pulled, wish)), gone)
+        if pulled is not None:
+            await run_in_threadpool(self._catalog.write, subscriptions.withdraw, pulled)
+        prometheus.SUBSCRIPTION_PULLS.labels("abandoned").inc()
+        raise ClientDisconnect
+
+    async def _sleep(
+        self, topics: Sequence[str], seen: int, timeout_s: float, gone: asyncio.Future[None] | None
+    ) -> None:
+        """Until a topic is woken, the caller is gone, or so much time has passed."""
+        woken = asyncio.ensure_future(self._hub.wait(topics, seen, timeout_s))
+        try:
+            await asyncio.wait({woken, gone or woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
 
     def _deliver(self, pulled: Pulled) -> Delivery:
         if not pulled.ranges:
@@ -72,6 +95,10 @@ class Deliveries:
             if page.starts[at] > ranges[at][0]
         ]
         return Delivery(page.batches, positions, gaps, pulled.held, pulled.lease_until_ms)
+
+
+def _is_gone(gone: asyncio.Future[None] | None) -> bool:
+    return gone is not None and gone.done()
 
 
 def _topics(pulled: Pulled) -> list[str]:

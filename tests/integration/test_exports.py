@@ -173,6 +173,51 @@ def test_a_limit_is_kept_and_the_rest_comes_by_the_cursor(service: Serving, stre
     assert sorted(found) == list(range(30))
 
 
+def bytes_of(found: pa.Table) -> int:
+    texts = [found[name].to_pylist() for name in ("key", "value", "headers")]
+    return sum(128 + sum(len(each or "") for each in row) for row in zip(*texts, strict=True))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 300, 1_000, 3_333, 100_000])
+@pytest.mark.parametrize("batch_records", [2, 16_384])
+def test_a_bound_of_bytes_is_kept_and_the_rest_comes_by_the_cursor(
+    service: Serving, stream: str, monkeypatch: pytest.MonkeyPatch, max_bytes: int, batch_records: int
+) -> None:
+    monkeypatch.setattr(exports, "BATCH_RECORDS", batch_records)
+    found: list[int] = []
+    cursor: dict[str, str] = {}
+    while True:
+        answer = export(service, stream, max_bytes=max_bytes, **cursor)
+        some = table(answer)
+        assert some.num_rows == 1 or 1 < bytes_of(some) <= max_bytes
+        found += some["value.n"].to_pylist()
+        cursor = {"cursor": answer.headers["Millrace-Next"]}
+        assert some.schema.metadata == {b"millrace.next": cursor["cursor"].encode()}
+        assert lines(export(service, stream, NDJSON, max_bytes=max_bytes))
+        if answer.headers["Millrace-At-End"] == "true":
+            break
+    assert sorted(found) == list(range(30))
+
+
+def test_of_bytes_each_partition_has_its_share_and_a_large_record_what_is_left(service: Serving) -> None:
+    stream = make(service, partitions=3)
+    writer = service.client("writer")
+    sizes = {0: [10], 1: [600] + [10] * 19, 2: [10] * 30}  # 140 bytes each, the large one 730
+    records = [{"value": "x" * size, "partition": at} for at, each in sizes.items() for size in each]
+    writer.post(f"/v1/streams/{stream}/records", json={"records": records}).raise_for_status()
+
+    def given(max_bytes: int, **more: Any) -> list[int]:
+        partitions = table(export(service, stream, max_bytes=max_bytes, **more))["partition"].to_pylist()
+        return [partitions.count(at) for at in range(3)]
+
+    assert given(9 * 140) == [1, 1, 2]
+    assert given(860) == [1, 0, 5]  # 720 are left where it is the large record's turn
+    assert given(100) == [1, 0, 0]
+    assert given(100, partition=1) == [0, 1, 0]
+    assert given(900, partition=1) == [0, 2, 0]
+    assert given(10**9, limit=5) == [1, 2, 2]
+
+
 def test_shares_that_a_short_partition_leaves_are_for_the_others(service: Serving) -> None:
     stream = make(service, partitions=3)
     post(service, stream, 0, partition=0)
@@ -279,6 +324,9 @@ def test_arrow_is_what_who_takes_anything_gets(service: Serving, stream: str) ->
     [
         ({"limit": 0}, "?limit", "invalid_request"),
         ({"limit": "all"}, "?limit", "invalid_request"),
+        ({"max_bytes": 0}, "?max_bytes", "invalid_request"),
+        ({"max_bytes": 2**63}, "?max_bytes", "invalid_request"),
+        ({"max_bytes": "1k"}, "?max_bytes", "invalid_request"),
         ({"limit": 2**63}, "?limit", "invalid_request"),
         ({"partition": -1}, "?partition", "invalid_request"),
         ({"from_offset": 1}, "?from_offset", "invalid_request"),

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from benchmarks.running import PATIENCE_S, Running, wait_until
+from service.catalog.subscriptions import PullWish
+from service.notify import Hub
 from service.reads import pages
+from service.reads import subscriptions as reads
+from service.storage.segments import open_storage
 from tests.conftest import DATABASES, database
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
@@ -242,6 +252,104 @@ def test_a_pull_that_waits_ends_with_its_subscription(service: Serving, api: htt
         wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
         api.delete(path).raise_for_status()
         refused(waiting.result(), 404, "unknown_subscription")
+
+
+# ---------------------------------------------------------------- whose caller went away
+
+AN_HOUR_MS = 3_600_000
+
+
+def asking(service: Serving, path: str, consumer: str, **more: Any) -> socket.socket:
+    """A connection on which a pull was sent."""
+    body = json.dumps({"consumer": consumer, "lease_ms": AN_HOUR_MS, "wait_ms": 60_000, **more})
+    fields = {"Host": "x", "Authorization": f"Bearer {service.secrets['writer']}", "Content-Type": "application/json"}
+    head = [f"POST {path}:pull HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    where = urlsplit(service.url)
+    connection = socket.create_connection((where.hostname, where.port))
+    connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
+    return connection
+
+
+def test_a_pull_that_waits_takes_nothing_once_its_caller_is_gone(
+    service: Serving, api: httpx.Client, path: str
+) -> None:
+    """Its lease has an hour to go."""
+    with asking(service, path, "gone"):
+        wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
+    wait_until(lambda: not api.get(path).json()["consumers"], PATIENCE_S, "its leaving")
+    post(api, path, 1, 2)
+    pulled = pull(api, path, "other")
+    assert (values(pulled), pulled["partitions"]) == ([1, 2], [0, 1])
+    assert 'outcome="abandoned"' in service.client("reader").get("/metrics").text
+
+
+def test_records_that_come_as_a_caller_leaves_come_to_the_next_at_once(
+    service: Serving, api: httpx.Client, path: str
+) -> None:
+    """In whatever order the service hears of the two."""
+    for n in range(20):
+        with asking(service, path, "gone"):
+            wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
+        post(api, path, n)
+        pulled = pull(api, path, "other", wait_ms=60_000)
+        assert values(pulled) == [n]
+        body = {"consumer": "other", "positions": pulled["positions"], "leave": True}
+        api.post(f"{path}:ack", json=body).raise_for_status()
+
+
+@pytest.fixture
+def abandoned(service: Serving, path: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pull as a consumer whose caller goes while its records are read, behind what happens `meanwhile`."""
+
+    async def run(consumer: str, meanwhile: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[None] = loop.create_future()
+
+        def reading(*what: Any) -> Any:
+            monkeypatch.undo()
+            found = pages.read_ranges(*what)
+            meanwhile()
+            loop.call_soon_threadsafe(gone.set_result, None)
+            return found
+
+        monkeypatch.setattr(reads, "read_ranges", reading)
+        _, _, stream, _, name = path[1:].split("/")
+        deliveries = reads.Deliveries(service.catalog, open_storage(service.settings.storage_uri), Hub())
+        wish = PullWish(consumer, AN_HOUR_MS, 500)
+        with pytest.raises(ClientDisconnect):
+            await deliveries.pull(stream, name, wish, time.monotonic(), gone)
+
+    return lambda consumer, meanwhile=lambda: None: asyncio.run(run(consumer, meanwhile))
+
+
+def test_a_batch_whose_caller_goes_while_it_is_read_is_there_for_the_next(
+    api: httpx.Client, path: str, abandoned: Callable[..., None]
+) -> None:
+    post(api, path, 1, 2)
+    abandoned("gone")
+    assert api.get(path).json()["consumers"] == []
+    assert values(pull(api, path, "other")) == [1, 2]
+
+
+def test_a_batch_that_a_consumer_had_before_stays_its_own(
+    api: httpx.Client, path: str, abandoned: Callable[..., None]
+) -> None:
+    post(api, path, 1, 2)
+    pulled = pull(api, path, "a", max=1)
+    abandoned("a")
+    assert values(pull(api, path, "b")) == []
+    assert ack(api, path, pulled)["positions"] == pulled["positions"]
+
+
+def test_what_a_consumer_asked_for_since_stays_its_own(
+    api: httpx.Client, path: str, abandoned: Callable[..., None]
+) -> None:
+    post(api, path, 1, 2)
+    again: list[Json] = []
+    abandoned("a", lambda: again.append(pull(api, path, "a", lease_ms=AN_HOUR_MS - 1_000)))
+    assert values(again[0]) == [1, 2]
+    assert values(pull(api, path, "b")) == []
+    assert ack(api, path, again[0])["positions"] == again[0]["positions"]
 
 
 # ---------------------------------------------------------------- refused
