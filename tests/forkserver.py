@@ -34,8 +34,10 @@ ROOT = Path(__file__).parents[1]
 MAX_REQUEST_BYTES = 100_000
 STREAMS = 2  # that a child gets beside the pipe for its exit code: output and errors
 # Beside what slots need: what a program imports, by its module; loaded before it is first forked.
+_OF_THE_COMMAND = ("alembic.command", "service.embedded", "service.logs", "typer", "uvloop")
 NEEDED = {
-    "service.cli": ("alembic.command", "service.embedded", "service.logs", "typer", "uvloop"),
+    "service.cli": _OF_THE_COMMAND,
+    "tests.short_turns": _OF_THE_COMMAND,
     "tests.sparkless": ("benchmarks.running",),
 }
 

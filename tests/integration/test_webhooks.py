@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
+import sys
 import threading
+import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -14,11 +18,13 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import PATIENCE_S, Running, wait_until
+from service.catalog.engine import Catalog
 from service.catalog.tables import SubscriptionRow
 from service.webhooks import pusher, sender
 from service.webhooks.signing import key_of, signed_headers
 from tests.conftest import DATABASES, database
+from tests.forkserver import Forked, ForkServer
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
 
@@ -34,6 +40,7 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes
+    at_ms: float
 
     @property
     def record(self) -> Json:
@@ -54,7 +61,8 @@ class Target:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                request = Request(self.path, {name.lower(): value for name, value in self.headers.items()}, body)
+                fields = {name.lower(): value for name, value in self.headers.items()}
+                request = Request(self.path, fields, body, time.time() * 1000)
                 target.seen.append(request)
                 status, headers = target.answer(request)
                 self.send_response(status)
@@ -305,3 +313,54 @@ def test_of_several_processes_one_posts_a_record(tmp_path: Path, postgres_url: s
     for partition in range(2):
         offsets = [each.record["offset"] for each in target.seen if each.record["partition"] == partition]
         assert offsets == sorted(offsets)
+
+
+def test_a_pusher_that_is_killed_in_the_middle_of_a_turn_is_replaced_behind_its_lease(
+    tmp_path: Path, postgres_url: str, target: Target, forks: ForkServer
+) -> None:
+    """What the target took and nobody acknowledged comes again, under the ids that it had."""
+
+    def popen(args: list[str], **how: Any) -> Forked:
+        return forks.popen([sys.executable, "-m", "tests.short_turns", *args[3:]], **how)
+
+    environment = {
+        "MILLRACE_DATABASE_URL": postgres_url,
+        "MILLRACE_API_KEY": "one-key-for-both-of-them",
+        "MILLRACE_SECRET_KEY": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+        "MILLRACE_STORAGE_URI": str(tmp_path / "storage"),
+        "MILLRACE_WEBHOOK_PRIVATE_ADDRESSES": "on",
+    }
+    first, second = (
+        Running(tmp_path / name, instances=0, environment=environment, popen=popen) for name in ("one", "two")
+    )
+    has_died = threading.Event()
+
+    def answer(request: Request) -> tuple[int, dict[str, str]]:
+        if request.record["partition"] == 0 and request.record["offset"] == 5 and not has_died.is_set():
+            first.process.kill()  # the five before it were answered, and are not acknowledged: the turn is not over
+            first.process.wait(PATIENCE_S)
+            has_died.set()
+        return 204, {}
+
+    target.answer = answer
+    with first:
+        path = push(first.client, target.url)
+        wait_until(lambda: len(first.client.get(path).json()["consumers"]) == 1, PATIENCE_S, "its pusher")
+        stream = path.split("/subscriptions")[0]
+        records = [{"value": n, "partition": n % 2} for n in range(40)]
+        first.client.post(f"{stream}/records", json={"records": records}).raise_for_status()
+        assert has_died.wait(PATIENCE_S)
+    catalog = Catalog(postgres_url)
+    [lease] = catalog.read(lambda s: s.scalars(select(SubscriptionRow.consumers)).one()).values()
+    catalog.close()
+    with second:
+        wait_until(lambda: is_done(second.client, path), PATIENCE_S, "all records to be taken")
+    for partition in range(2):
+        of_it = [each for each in target.seen if each.record["partition"] == partition]
+        offsets = [each.record["offset"] for each in of_it]
+        begun_again = max(place for place, offset in enumerate(offsets) if offset == 0)
+        assert offsets == [*range(begun_again), *range(20)]
+        assert begun_again == 6 or partition == 1
+        assert of_it[begun_again].at_ms >= lease["until_ms"]
+    ids = {(each.record["partition"], each.record["offset"], each.headers["webhook-id"]) for each in target.seen}
+    assert len(ids) == len({webhook_id for _, _, webhook_id in ids}) == 40
