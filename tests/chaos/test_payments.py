@@ -1,4 +1,4 @@
-"""The example of the Python client: payments are booked once, whoever is killed meanwhile."""
+"""The examples of the Python client: payments are booked once, and have a receipt or more, whoever is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.running import PATIENCE_S, wait_until
 from tests.chaos.conftest import Breakable
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "clients" / "python" / "examples" / "payments.py"
+EXAMPLES = ROOT / "clients" / "python" / "examples"
 PAYMENTS = 1_500
 KILLS = 5
 
@@ -31,10 +31,10 @@ def webhooks() -> list[dict[str, object]]:
     return sent
 
 
-def started(breakable: Breakable, verb: str, path: Path) -> subprocess.Popen[bytes]:
+def started(breakable: Breakable, example: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
     key = (breakable.running.data_dir / "admin-key").read_text().strip()
-    more = {"MILLRACE_URL": breakable.running.url, "MILLRACE_API_KEY": key, "PYTHONPATH": str(EXAMPLE.parents[1])}
-    return subprocess.Popen([sys.executable, str(EXAMPLE), verb, str(path)], env={**os.environ, **more})
+    more = {"MILLRACE_URL": breakable.running.url, "MILLRACE_API_KEY": key, "PYTHONPATH": str(EXAMPLES.parent)}
+    return subprocess.Popen([sys.executable, EXAMPLES / example, *arguments], env={**os.environ, **more})
 
 
 def booked(database: Path) -> list[tuple[str, int]]:
@@ -45,27 +45,47 @@ def booked(database: Path) -> list[tuple[str, int]]:
         return db.execute("select payment, cents from bookings").fetchall() if is_there else []
 
 
-def test_each_payment_is_booked_once_whoever_is_killed(breakable: Breakable, tmp_path: Path) -> None:
-    """Eight threads post; who books is killed five times, the service once."""
-    assert len(EXAMPLE.read_text().splitlines()) < 60
-    sent, file, database = webhooks(), tmp_path / "webhooks.ndjson", tmp_path / "bookings.db"
+def receipts(file: Path) -> list[tuple[str, int]]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(payment, int(cents)) for payment, cents in map(str.split, lines)]
+
+
+def test_payments_are_booked_once_and_have_a_receipt_or_more_whoever_is_killed(
+    breakable: Breakable, tmp_path: Path
+) -> None:
+    """Eight threads post; who books and who sends receipts are killed five times, the service once."""
+    for example in EXAMPLES.iterdir():
+        assert len(example.read_text().splitlines()) < 60
+    sent, file = webhooks(), tmp_path / "webhooks.ndjson"
+    database, sent_receipts = tmp_path / "bookings.db", tmp_path / "receipts.txt"
     file.write_text("".join(f"{json.dumps(webhook)}\n" for webhook in sent))
-    processes = [started(breakable, "post", file)]
+    processes = [started(breakable, "payments.py", "post", file)]
     try:
         for kill in range(KILLS + 1):
-            processes.append(started(breakable, "book", database))
+            consumers = [
+                started(breakable, "payments.py", "book", database),
+                started(breakable, "receipts.py", sent_receipts, "receipts-1"),
+            ]
+            processes += consumers
             enough = PAYMENTS * (kill + 1) // (KILLS + 1)
-            wait_until(lambda enough=enough: len(booked(database)) >= enough, PATIENCE_S, f"{enough} bookings")
+            wait_until(
+                lambda enough=enough: len(booked(database)) >= enough and len(set(receipts(sent_receipts))) >= enough,
+                PATIENCE_S,
+                f"{enough} bookings and receipts",
+            )
             if kill == KILLS // 2:
                 breakable.running.process.kill()
                 breakable.restart_when_dead(is_there_again=True)
             if kill < KILLS:
-                processes[-1].kill()
-                processes[-1].wait()
+                for consumer in consumers:
+                    consumer.kill()
+                    consumer.wait()
         assert processes[0].wait(PATIENCE_S) == 0
     finally:
         for process in processes:
             process.kill()
             process.wait()
     assert breakable.running.call("GET", "/v1/streams/payments")["records"] == len(sent)  # attempts were many
-    assert sorted(booked(database)) == sorted((f"p{n}", n) for n in range(PAYMENTS))
+    payments = [(f"p{n}", n) for n in range(PAYMENTS)]
+    assert sorted(booked(database)) == sorted(payments)
+    assert set(receipts(sent_receipts)) == set(payments)

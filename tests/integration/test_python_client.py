@@ -273,6 +273,16 @@ def test_what_a_subscriber_did_not_come_to_acknowledge_comes_to_the_next_one(cli
         assert [record.value for record in islice(second, 6)] == [4, 5, 6, 7, 8, 9]
 
 
+def test_a_subscriber_that_comes_back_under_its_name_goes_on_at_once(client: Client, stream: str) -> None:
+    """The one before has a lease of an hour, and ended without a word."""
+    name, pulls = subscribed(client, stream), Pulls(max_records=2, wait_s=20, lease_s=3_600)
+    post(client, stream, 1, 2, 3, partition=0)
+    for _ in range(2):
+        records = iter(SubscriptionConsumer(client, stream, name, pulls=pulls, name="billing-1"))
+        assert next(records).value == 1
+    assert [record.value for record in islice(records, 2)] == [2, 3]
+
+
 def test_a_subscriber_whose_lease_was_lost_goes_on(client: Client, stream: str) -> None:
     name = subscribed(client, stream)
     post(client, stream, 1, 2, partition=0)

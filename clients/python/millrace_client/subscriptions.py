@@ -54,12 +54,13 @@ class _Share:
         subscription: str,
         pulls: Pulls,
         on_gap: Callable[[Gap], object] | None,
+        name: str | None,
         retries: Retries,
     ) -> None:
         self._path = f"{path_of('streams', stream)}/subscriptions/{quote(subscription, safe='')}"
         self._pulls, self._on_gap = pulls, on_gap
         self._retries = replace(retries, limit_s=math.inf)
-        self._consumer = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._consumer = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._to_acknowledge: Sequence[Any] = []
 
     def following(self) -> Exchange[list[Record]]:
@@ -97,8 +98,9 @@ class _Share:
 class SubscriptionConsumer:
     """Iterates over what a subscription has for it, for ever: each record at least once, in order within a partition.
 
-    Several of them, in any number of processes, share the partitions. `on_gap` hears what retention took. A context
-    manager: its end gives its partitions to the others.
+    Several of them, in any number of processes, share the partitions. `on_gap` hears what retention took. `name`: one
+    that no other consumer has, and that this one has again after a restart: then it goes on at once, with what it had,
+    where any other waits for the end of a lease. A context manager: its end gives its partitions to the others.
     """
 
     def __init__(
@@ -109,9 +111,10 @@ class SubscriptionConsumer:
         *,
         pulls: Pulls = _PULLS,
         on_gap: Callable[[Gap], object] | None = None,
+        name: str | None = None,
     ) -> None:
         self._client = client
-        self._share = _Share(stream, subscription, pulls, on_gap, client.retries)
+        self._share = _Share(stream, subscription, pulls, on_gap, name, client.retries)
 
     def __iter__(self) -> Iterator[Record]:
         for batch in self.batches():
@@ -148,9 +151,10 @@ class AsyncSubscriptionConsumer:
         *,
         pulls: Pulls = _PULLS,
         on_gap: Callable[[Gap], object] | None = None,
+        name: str | None = None,
     ) -> None:
         self._client = client
-        self._share = _Share(stream, subscription, pulls, on_gap, client.retries)
+        self._share = _Share(stream, subscription, pulls, on_gap, name, client.retries)
 
     async def __aiter__(self) -> AsyncGenerator[Record, None]:
         async with aclosing(self.batches()) as batches:
