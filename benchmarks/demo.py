@@ -185,7 +185,9 @@ def _check(found: Results, given: Sample) -> bool:
 
 
 def _keep_running(running: Running) -> None:
+    link = running.call("POST", "/admin/codes")["url"]
     console.print(f"\nThe service runs on at [bold]{running.url}[/bold]; Ctrl-C ends it.")
+    console.print(f"Its dashboard, signed in with a code for once: [bold]{link}[/bold]", soft_wrap=True)
     try:
         running.process.wait()
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from service import coordinator, problems
 from service.api import (
     aggregators,
     appends,
+    dashboard,
     document,
     exports,
     groups,
@@ -46,6 +47,7 @@ from service.api.quick_posts import QuickPosts
 from service.api.quick_slots import QuickSlots
 from service.auth import KeyRing
 from service.border import RequestBorder
+from service.catalog import sessions
 from service.catalog.engine import Catalog
 from service.collector import Collector
 from service.connections import QuickGet
@@ -80,6 +82,7 @@ class State(TypedDict):
     ingest: AppendBuffer
     post_bodies: PostBodies
     keys: KeyRing
+    sessions: KeyRing
     loops: Loops
     lookups: Lookups
     key_pages: KeyPages
@@ -181,6 +184,7 @@ def create_app(settings: Settings) -> Service:
         instances,
         tokens,
         health,
+        dashboard,
     ):
         # As they are: `include_router` would make each anew with the first request, which took it 0.1 s of CPU.
         app.router.routes.extend(part.router.routes)
@@ -196,7 +200,9 @@ def _open(settings: Settings) -> State:
     hub = Hub()
     keys = KeyRing(catalog, ttl_ms=settings.key_cache_ms)
     catalog.on_wake(hub.wake)
+    signed_in = KeyRing(catalog, ttl_ms=settings.key_cache_ms, find=sessions.find_key_of_session)
     catalog.on_wake(keys.hear)
+    catalog.on_wake(signed_in.hear)
     catalog.listen()
     collector = Collector(
         catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
@@ -235,6 +241,7 @@ def _open(settings: Settings) -> State:
         ingest=ingest,
         post_bodies=PostBodies(ingest, key_bytes=settings.ingest_key_bytes),
         keys=keys,
+        sessions=signed_in,
         loops=Loops(loops),
         lookups=Lookups(catalog, hub, _source(settings)),
         key_pages=KeyPages(),

@@ -1,15 +1,16 @@
-"""Authentication and roles: a bearer key has one of four.
+"""Authentication and roles: a bearer key has one of four; a browser's session stands for the key that began it.
 
-Knows roles and the SHA-256 of a key. Refuses to know keys themselves: one is shown when it is made, never again.
-`reader < writer < admin`; `instance` stands apart (it may join, work and commit, nothing else).
+Knows roles, and the SHA-256 of keys and sessions. Refuses to know keys themselves: one is shown when it is made, never
+again. `reader < writer < admin`; `instance` stands apart (it may join, work and commit, nothing else).
 """
 
 import asyncio
+import hmac
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import structlog
 from cachetools import TLRUCache
@@ -17,11 +18,14 @@ from fastapi import Depends
 from fastapi.security import HTTPBearer
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from service import origins
 from service.catalog import keys
 from service.catalog.engine import EVERYTHING, Catalog
+from service.catalog.tables import ApiKeyRow
 from service.parameters import refuse_unknown_parameters
 from service.problems import ProblemError
 
@@ -33,7 +37,9 @@ MAY: dict[str, frozenset[str]] = {
     "instance": frozenset({"instance", "admin"}),
 }
 CACHED_KEYS = 1024
-KEYS = "keys"  # the topic woken when a key is revoked
+KEYS = "keys"  # the topic woken when a key is revoked, or a session is ended
+CSRF_HEADER: Final = "X-CSRF-Token"
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,18 @@ def _cache() -> TLRUCache[str, _RememberedKey]:
 
 
 class KeyRing:
-    """The keys the catalog holds, remembered for `ttl_ms`; a revocation in this process is seen at once.
+    """The keys the catalog holds, by the digest of what is shown for one (`find`): the key itself, or a session.
+    They are remembered for `ttl_ms`; a revocation in this process is seen at once.
 
     All who show a key at the same time wait for one look at the catalog, and nobody does for a key that is in use: it
     is looked up again behind their backs. Belongs to the event loop, but for `forget` and `hear`.
     """
 
-    def __init__(self, catalog: Catalog, *, ttl_ms: int) -> None:
+    def __init__(
+        self, catalog: Catalog, *, ttl_ms: int, find: Callable[[Session, str], ApiKeyRow | None] = keys.find_key
+    ) -> None:
         self._catalog = catalog
+        self._find_key = find
         self._ttl_s = ttl_ms / 1000
         self._known = _cache()
         self._asking: dict[str, asyncio.Task[Caller | None]] = {}
@@ -104,7 +114,7 @@ class KeyRing:
         return task
 
     async def _find(self, sha256: str) -> Caller | None:
-        row = await run_in_threadpool(self._catalog.read, keys.find_key, sha256=sha256)
+        row = await run_in_threadpool(self._catalog.read, self._find_key, sha256)
         return None if row is None else Caller(row.id, row.name, row.role)
 
     def _keep(self, sha256: str, done: asyncio.Task[Caller | None], until_s: float) -> None:
@@ -139,26 +149,85 @@ _scheme = HTTPBearer(
 
 def _require(role: str) -> Callable[..., Awaitable[Caller]]:
     async def caller(request: Request, _: Annotated[object, Depends(_scheme)]) -> Caller:
-        found = await identify(request)
-        if found.role not in MAY[role]:
-            raise ProblemError(403, "forbidden", f"this needs the role {role}; the key has the role {found.role}")
+        found = await identify(request, takes_session=role != "instance")
+        require_role(found, role)
         refuse_unknown_parameters(request)  # not before: what a route has is for those who may use it
         return found
 
     return caller
 
 
-async def identify(request: Request) -> Caller:
-    """The caller of a request; 401 when it shows no key, or one that is not valid."""
-    if request.state.settings.auth == "off":
+def require_role(caller: Caller, role: str) -> None:
+    """Raises ProblemError 403 where a caller may not do what the role may."""
+    if caller.role not in MAY[role]:
+        raise ProblemError(403, "forbidden", f"this needs the role {role}; the key has the role {caller.role}")
+
+
+async def identify(request: Request, *, takes_session: bool = True) -> Caller:
+    """The caller of a request; 401 when it shows no key and no session, or one that is not valid; 403 where a page of
+    somebody else's has a browser ask for those who are known by their browser, or by nothing.
+    """
+    settings = request.state.settings
+    if settings.auth == "off":
+        _refuse_strange_pages(request.headers, settings)
         return NOBODY
-    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    header = request.headers.get("Authorization", "")
+    if not header and takes_session and (session := session_of(request)):
+        return await _caller_of_session(request, session)
+    scheme, _, secret = header.partition(" ")
     if scheme.lower() != "bearer" or not secret:
-        raise _unauthenticated("this needs the header Authorization: Bearer KEY", "")
+        raise unauthenticated("this needs the header Authorization: Bearer KEY", "")
     caller: Caller | None = await request.state.keys.caller(secret.strip())
     if caller is None:
-        raise _unauthenticated("the key is not valid, or was revoked", ', error="invalid_token"')
+        raise unauthenticated("the key is not valid, or was revoked")
     return caller
+
+
+async def _caller_of_session(request: Request, session: str) -> Caller:
+    caller: Caller | None = await request.state.sessions.caller(session)
+    if caller is None:
+        raise unauthenticated("the session has ended")
+    origins.refuse_other_sites(request.headers)
+    if request.method not in _SAFE:
+        _refuse_forged(request, session)
+    return caller
+
+
+def _refuse_forged(request: Request, session: str) -> None:
+    """Every browser says of a write which page it is of; and only a page that could read the token has it."""
+    if "Origin" not in request.headers:
+        raise ProblemError(403, "cross_site_request", "this needs the header Origin, where a session asks")
+    origins.refuse_other_pages(request.headers, request.state.settings)
+    if not hmac.compare_digest(request.headers.get(CSRF_HEADER, "").encode(), csrf_token(session).encode()):
+        raise ProblemError(403, "cross_site_request", f"this needs the header {CSRF_HEADER} with the session's token")
+
+
+def csrf_token(session: str) -> str:
+    """What a page has to show with each write of a session; the session itself no page can read."""
+    return hmac.digest(session.encode(), b"csrf", "sha256").hex()
+
+
+def cookie_names(catalog: Catalog) -> tuple[str, str]:
+    """The session's cookie where people come over TLS, and where they do not. Cookies do not tell ports apart: each
+    catalog has names of its own.
+    """
+    name = f"millrace-{catalog.lineage[:12]}"
+    return f"__Host-{name}", name
+
+
+def session_of(request: Request) -> str | None:
+    """The session that a request shows. Under a public URL with TLS only a cookie that no other host can have set."""
+    state = request.state
+    with_tls, plain = cookie_names(state.catalog)
+    is_tls_known = (state.settings.public_url or "").startswith("https://")
+    return request.cookies.get(with_tls) or (None if is_tls_known else request.cookies.get(plain))
+
+
+def _refuse_strange_pages(fields: Headers, settings: Any) -> None:
+    """Without authentication a browser on this machine is all that a page needs."""
+    if not origins.is_own_host(fields, settings):
+        raise ProblemError(403, "cross_site_request", f"the service is not called {fields['host']!r}")
+    origins.refuse_other_pages(fields, settings)
 
 
 def is_known(scope: Scope, role: str) -> bool:
@@ -172,7 +241,7 @@ class SameCaller:
     __slots__ = ("_is_open", "_keys", "_may", "_sha256")
 
     def __init__(self, fields: Iterable[tuple[bytes, bytes]], state: Mapping[str, Any], role: str) -> None:
-        self._is_open = state["settings"].auth == "off"
+        self._is_open = _is_open(fields, state["settings"])
         self._keys: KeyRing = state["keys"]
         self._may = MAY[role]
         header = next((value for name, value in fields if name == b"authorization"), b"")
@@ -187,7 +256,16 @@ class SameCaller:
         return caller is not None and caller.role in self._may
 
 
-def _unauthenticated(detail: str, error: str) -> ProblemError:
+def _is_open(fields: Iterable[tuple[bytes, bytes]], settings: Any) -> bool:
+    """Whether whoever sent these fields may do anything."""
+    if settings.auth == "on":
+        return False
+    headers = Headers(raw=list(fields))
+    return origins.is_own_host(headers, settings) and origins.is_own_page(headers, settings)
+
+
+def unauthenticated(detail: str, error: str = ', error="invalid_token"') -> ProblemError:
+    """A refusal (401) with the challenge that goes with it."""
     return ProblemError(401, "unauthenticated", detail, headers={"WWW-Authenticate": f'Bearer realm="millrace"{error}'})
 
 

@@ -89,7 +89,13 @@ def up(
     keep_private()
     logs.configure(settings.log_level)
     with _one_line(embedded.DataDirBusy), embedded.data_dir_lock(settings.data_dir.absolute()):
-        running = embedded.up(settings, instances=instances, cores=cores, has_spark_ui=spark_ui, announce=_announce)
+
+        def announce(url: str) -> None:
+            _announce(url)
+            if sys.stdout.isatty():  # the code is for who sits there; in a file it would be for who reads that
+                print(f"dashboard {embedded.dashboard_link(settings, url)}", flush=True)
+
+        running = embedded.up(settings, instances=instances, cores=cores, has_spark_ui=spark_ui, announce=announce)
         uvloop.run(running)
 
 

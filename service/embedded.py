@@ -24,9 +24,10 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from service.api.dashboard import sign_in_link
 from service.app import Service, create_app
 from service.auth import install_admin
-from service.catalog import keys
+from service.catalog import keys, sessions
 from service.catalog.engine import Catalog
 from service.connections import Connection
 from service.settings import Settings
@@ -89,6 +90,19 @@ def admin_secret(settings: Settings) -> str:
         path.unlink()
         return admin_secret(settings)
     return secret
+
+
+def dashboard_link(settings: Settings, url: str) -> str:
+    """The dashboard's address; with authentication, with a code that signs the folder's admin in once."""
+    home = settings.public_url or url
+    if settings.auth == "off":
+        return f"{home}/admin"
+    catalog = Catalog(settings.database_url)
+    try:
+        key = catalog.read(keys.find_key, keys.digest(admin_secret(settings)))
+        return sign_in_link(home, catalog.write(sessions.make_code, key.id)) if key else f"{home}/admin"
+    finally:
+        catalog.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

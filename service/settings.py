@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     auth: Literal["on", "off"] = "on"
     api_key: SecretStr | None = None  # `api`, `up`: the admin key to install; `instance`: the key to present
+    session_ms: int = Field(default=43_200_000, ge=1_000)  # of who signed in to the dashboard
+    public_url: str = ""  # where people reach the dashboard, if something stands in front
     secret_key: SecretStr | None = None  # seals secrets of webhooks; None: a file in data_dir
     webhook_private_addresses: Literal["on", "off"] = "off"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -71,6 +73,14 @@ class Settings(BaseSettings):
         if url is not None and not re.match("(redis|rediss|unix)://", url):
             raise _wrong("MILLRACE_REDIS_URL is no URL of Redis: redis://HOST:PORT/0, rediss:// or unix://")
         return url
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_origin(cls, url: str) -> str:
+        origin = url.rstrip("/").lower()
+        if origin and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
+            raise _wrong("MILLRACE_PUBLIC_URL is no address alone: https://HOST or https://HOST:PORT")
+        return origin
 
     @field_validator("secret_key")
     @classmethod

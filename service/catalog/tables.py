@@ -524,3 +524,24 @@ class ApiKeyRow(CatalogTable):
     ephemeral: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     revoked_at: Mapped[datetime | None]
+
+
+class SessionRow(CatalogTable):
+    """Somebody who signed in with a key, known by the SHA-256 of a secret that only their browser has."""
+
+    __tablename__ = "sessions"
+
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), index=True)
+    begun_ms: Mapped[int]
+    expires_ms: Mapped[int]
+
+
+class SignInCodeRow(CatalogTable):
+    """A code with which somebody may sign in once as who holds the key."""
+
+    __tablename__ = "sign_in_codes"
+
+    sha256: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    expires_ms: Mapped[int]

@@ -1,5 +1,7 @@
 """`millrace up` as a process: one line when it serves, one at a time, and nothing that blocks the next start."""
 
+import os
+import pty
 import signal
 import socket
 import stat
@@ -50,6 +52,24 @@ def test_it_serves_says_so_in_one_line_and_ends_well_on_sigterm(tmp_path: Path) 
         rest, _ = process.communicate(timeout=30)
         assert process.returncode == 0
         assert rest == ""  # one line on stdout, no more
+
+
+def test_on_a_terminal_it_prints_a_link_that_signs_in_once(tmp_path: Path, forks: ForkServer) -> None:
+    command = [*MILLRACE, "up", "--port", "0", "--instances", "0", "--data-dir", str(tmp_path / "data")]
+    ours, terminal = pty.openpty()
+    with (tmp_path / "log").open("w") as log, os.fdopen(terminal, "w") as output:
+        process = forks.popen(command, env=clean_environment(), stdout=output, stderr=log)
+    try:
+        with os.fdopen(ours) as heard:
+            url, link = (heard.readline().split()[1] for _ in range(2))
+            page, _, code = link.partition("#code=")
+            assert page == f"{url}/admin"
+            answers = [httpx.post(f"{url}/admin/session", json={"code": code}) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [201, 401]
+            assert answers[0].json()["role"] == "admin"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def test_a_second_one_on_the_same_folder_names_the_first_and_gives_up(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import update
 
-from service.catalog import ingest_keys, keys
-from service.catalog.engine import Catalog
+from service.catalog import ingest_keys, keys, sessions
+from service.catalog.engine import Catalog, now_ms
 from service.catalog.tables import IngestKeyRow, new_id
 from service.streams.errors import UnknownKey
 
@@ -28,6 +28,42 @@ def test_a_key_is_found_by_its_digest_until_it_is_revoked(catalog: Catalog) -> N
     assert catalog.read(keys.find_key, keys.digest(secret)) is None
     with pytest.raises(UnknownKey):
         catalog.write(keys.revoke_key, new_id())
+
+
+def test_a_session_is_its_keys_until_one_of_them_ends(catalog: Catalog) -> None:
+    key, _ = catalog.write(keys.create_key, "ana", "reader")
+    over, first, second = (
+        keys.digest(catalog.write(sessions.begin_session, key.id, lasts_ms=lasts_ms)[0])
+        for lasts_ms in (0, 60_000, 60_000)
+    )
+    assert catalog.read(sessions.find_key_of_session, over) is None
+    assert catalog.read(sessions.end_of_session, over) is None, "what is over is forgotten with the next one"
+    assert catalog.read(sessions.find_key_of_session, first).id == key.id
+    catalog.write(sessions.end_session, first)
+    assert catalog.read(sessions.find_key_of_session, first) is None
+    assert catalog.read(sessions.end_of_session, second) is not None
+    catalog.write(keys.revoke_key, key.id)
+    assert catalog.read(sessions.find_key_of_session, second) is None
+
+
+def test_of_too_many_sessions_of_a_key_the_oldest_end(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    (key, _), (other, _) = (catalog.write(keys.create_key, name, "reader") for name in ("ana", "ben"))
+    begun = []
+    for number, key_id in enumerate((key.id, other.id, key.id, key.id)):
+        monkeypatch.setattr(sessions, "now_ms", lambda s, at=number: now_ms(s) + at)
+        begun.append(keys.digest(catalog.write(sessions.begin_session, key_id, lasts_ms=60_000)[0]))
+    lasting = [catalog.read(sessions.find_key_of_session, sha256) is not None for sha256 in begun]
+    assert lasting == [False, True, True, True]
+
+
+def test_a_code_is_used_up_by_one_of_those_who_use_it_at_once(catalog: Catalog) -> None:
+    key, _ = catalog.write(keys.create_key, "ana", "reader")
+    code = catalog.write(sessions.make_code, key.id)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: catalog.write(sessions.redeem_code, code), range(4)))
+    assert [each.id for each in found if each is not None] == [key.id]
+    assert not catalog.read(sessions.is_code, code)
 
 
 def test_ephemeral_keys_are_not_listed_and_go_together(catalog: Catalog) -> None:
