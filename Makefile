@@ -106,10 +106,14 @@ $(TYPESCRIPT)/src/schema.ts: openapi/openapi.json $(TYPESCRIPT)/node_modules/.in
 	$(NODE) npx --prefix $(TYPESCRIPT) --no-install openapi-typescript openapi/openapi.json \
 	    --default-non-nullable=false -o $@
 
-$(COMPILED): $(TYPESCRIPT)/src/schema.ts $(TYPESCRIPT)/tsconfig.json $(wildcard $(TYPESCRIPT)/src/*.ts $(TYPESCRIPT)/tests/*.ts)
+# Also bundled for browsers, which fails where something needs a module of Node.
+$(COMPILED): $(TYPESCRIPT)/src/schema.ts $(filter-out %/readme.ts,$(wildcard $(addprefix $(TYPESCRIPT)/,*.json *.md src/*.ts tests/*)))
+	$(NODE) node $(TYPESCRIPT)/tests/write-readme.mjs
 	$(NODE) npx --prefix $(TYPESCRIPT) --no-install tsc --project $(TYPESCRIPT)
+	$(NODE) npx --prefix $(TYPESCRIPT) --no-install esbuild --bundle --platform=browser --target=es2022 --format=esm \
+	    --log-level=warning --outdir=$(TYPESCRIPT)/dist/page $(TYPESCRIPT)/dist/tests/live.js $(TYPESCRIPT)/dist/tests/readme.js
 	@touch $@
 
 clean:
 	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node $(GENERATOR) \
-	    $(GENERATED) $(TYPESCRIPT)/src/schema.ts $(TYPESCRIPT)/dist $(TYPESCRIPT)/node_modules
+	    $(GENERATED) $(addprefix $(TYPESCRIPT)/,src/schema.ts tests/readme.ts dist node_modules)

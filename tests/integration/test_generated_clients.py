@@ -123,10 +123,16 @@ def test_every_operation_is_called(client: PythonClient | TypeScriptClient) -> N
     assert client.called == OPERATIONS.keys()
 
 
-def test_each_part_of_the_typescript_client_works(working: Serving) -> None:
-    """Producer, consumer, job, store and errors, in Node."""
-    command = ["openapi/with-node", "node", "clients/typescript/dist/tests/live.js", working.url]
+def test_each_part_of_the_typescript_client_works_in_a_page(working: Serving) -> None:
+    """Producer, consumers, job, store and errors, and the examples of its README, bundled for browsers."""
+    bundles = [f"clients/typescript/dist/page/{name}.js" for name in ("live", "readme")]
+    command = ["openapi/with-node", "node", "clients/typescript/tests/in-a-page.mjs", working.url]
     done = subprocess.run(
-        [*command, working.secrets["admin"]], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [*command, working.secrets["admin"], *bundles],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

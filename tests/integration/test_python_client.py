@@ -269,6 +269,7 @@ def test_what_a_subscriber_did_not_come_to_acknowledge_comes_to_the_next_one(cli
     post(client, stream, *range(10), partition=0)
     with SubscriptionConsumer(client, stream, name, pulls=pulls) as first:
         assert [record.value for record in islice(first, 6)] == list(range(6))
+        assert [record.value for record in islice(first, 1)] == [4]  # it was left within its batch
     with SubscriptionConsumer(client, stream, name, pulls=pulls) as second:
         assert [record.value for record in islice(second, 6)] == [4, 5, 6, 7, 8, 9]
 

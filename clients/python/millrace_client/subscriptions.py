@@ -9,17 +9,19 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeAlias
 from urllib.parse import quote
 
 from millrace_client.clients import AsyncClient, Client
 from millrace_client.codes import LeaseLost
 from millrace_client.exchanges import Exchange, Retries, answered, json_request, path_of
 from millrace_client.records import Record, record_of
+
+Positions: TypeAlias = Sequence[Mapping[str, int]]  # as a pull has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ class _Share:
         self._pulls, self._on_gap = pulls, on_gap
         self._retries = replace(retries, limit_s=math.inf)
         self._consumer = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._to_acknowledge: Sequence[Any] = []
 
-    def following(self) -> Exchange[list[Record]]:
-        """Acknowledge the batch that was given before; the next one."""
-        yield from self._acknowledged()
+    def following(self, used: Positions) -> Exchange[tuple[list[Record], Positions]]:
+        """Acknowledge what is used; the next batch, and what to acknowledge once that is used."""
+        if used:
+            yield from self._acknowledged(used)
         pulls = self._pulls
         body = {
             "consumer": self._consumer,
@@ -76,23 +78,20 @@ class _Share:
         }
         request = json_request("POST", f"{self._path}:pull", body, wait_s=pulls.wait_s, is_repeatable=True)
         pulled = (yield from answered(request, self._retries)).json()
-        self._to_acknowledge = pulled["positions"]
         if self._on_gap is not None:
             for gap in pulled["gaps"]:
                 self._on_gap(Gap(gap["partition"], gap["start"], gap["end"]))
-        return [record_of(record, "") for record in pulled["records"]]
+        return [record_of(record, "") for record in pulled["records"]], pulled["positions"]
 
     def left(self, retries: Retries) -> Exchange[None]:
         """Give its partitions up; what is not acknowledged comes to others at once."""
         body = {"consumer": self._consumer, "positions": [], "leave": True}
         yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), retries)
 
-    def _acknowledged(self) -> Exchange[None]:
-        if self._to_acknowledge:
-            body = {"consumer": self._consumer, "positions": self._to_acknowledge}
-            with suppress(LeaseLost):  # it took too long: another consumer gets those records again
-                yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), self._retries)
-            self._to_acknowledge = []
+    def _acknowledged(self, positions: Positions) -> Exchange[None]:
+        body = {"consumer": self._consumer, "positions": list(positions)}
+        with suppress(LeaseLost):  # it took too long: another consumer gets those records again
+            yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), self._retries)
 
 
 class SubscriptionConsumer:
@@ -122,8 +121,9 @@ class SubscriptionConsumer:
 
     def batches(self) -> Iterator[list[Record]]:
         """The same records, a batch at a time: asking for the next one acknowledges it."""
+        used: Positions = ()
         while True:
-            batch = self._client.run(self._share.following())
+            batch, used = self._client.run(self._share.following(used))
             if batch:
                 yield batch
 
@@ -164,8 +164,9 @@ class AsyncSubscriptionConsumer:
 
     async def batches(self) -> AsyncGenerator[list[Record], None]:
         """As `SubscriptionConsumer.batches`."""
+        used: Positions = ()
         while True:
-            batch = await self._client.run(self._share.following())
+            batch, used = await self._client.run(self._share.following(used))
             if batch:
                 yield batch
 

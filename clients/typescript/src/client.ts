@@ -18,6 +18,7 @@ export interface ClientOptions {
   readonly key?: string;
   readonly timeoutMs?: number;
   readonly retries?: Partial<Retries>;
+  /** In place of the global one: behind a proxy, say. */
   readonly fetch?: typeof globalThis.fetch;
 }
 
@@ -31,9 +32,16 @@ export interface Asked {
   /** Whether it may be sent again when it is not known whether it was carried out; of GET it is so. */
   readonly isRepeatable?: boolean;
   readonly retries?: Retries;
+  /** Ends it, with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 const MOST_DOUBLINGS = 16;
+
+/** The path of one of a collection, whatever its name holds. */
+export function pathOf(collection: string, name: string): string {
+  return `/v1/${collection}/${encodeURIComponent(name)}`;
+}
 
 export class Client {
   readonly retries: Retries;
@@ -52,7 +60,8 @@ export class Client {
 
   /** Ask for anything of the API: the answer's JSON. Throws ApiError, NoAnswer. */
   async call<T = unknown>(method: string, path: string, body?: unknown, asked: Asked = {}): Promise<T> {
-    const text = await (await this.answer(method, path, body, asked)).text();
+    const answer = await this.answer(method, path, body, asked);
+    const text = await answer.text();
     return (text === "" ? null : JSON.parse(text)) as T;
   }
 
@@ -74,21 +83,28 @@ export class Client {
     const until = performance.now() + retries.limitMs;
     const isRepeatable = asked.isRepeatable ?? method === "GET";
     for (let attempt = 0; ; attempt++) {
+      const ending = new Ending(asked.signal);
       try {
-        const signal = AbortSignal.timeout(this.#timeoutMs + (asked.waitMs ?? 0));
-        const answer = await this.send(method, path, body, asked, signal);
-        const content = await answered(answer.arrayBuffer());
-        const { status, headers } = answer;
-        if (answer.ok) return new Response(status === 204 ? null : content, { status, headers });
-        throw errorOf(answer, new TextDecoder().decode(content));
+        return await ending.within(this.#timeoutMs + (asked.waitMs ?? 0), this.#whole(method, path, body, asked, ending.signal));
       } catch (error) {
+        asked.signal?.throwIfAborted();
         if (!(error instanceof MillraceError) || !error.isTransient) throw error;
         const wasRefused = error instanceof ApiError && error.status === 429;
         const pauseMs = pauseAfter(attempt, retries, error.retryAfterMs);
         if (!(isRepeatable || wasRefused) || performance.now() + pauseMs > until) throw error;
-        await pause(pauseMs);
+        await pause(pauseMs, asked.signal);
+      } finally {
+        ending.end();
       }
     }
+  }
+
+  async #whole(method: string, path: string, body: unknown, asked: Asked, signal: AbortSignal): Promise<Response> {
+    const answer = await this.send(method, path, body, asked, signal);
+    const content = await answered(answer.arrayBuffer());
+    const { status, headers } = answer;
+    if (answer.ok) return new Response(status === 204 ? null : content, { status, headers });
+    throw errorOf(answer, new TextDecoder().decode(content));
   }
 
   /** One attempt, whose body is still to be read. Throws NoAnswer. */
@@ -100,8 +116,41 @@ export class Client {
     const text = body === undefined ? asked.text : JSON.stringify(body);
     const headers: Record<string, string> = { ...this.#headers, ...asked.headers };
     if (text !== undefined) headers["Content-Type"] ??= "application/json";
-    const question = query.size > 0 ? `?${query}` : "";
-    return answered(this.#fetch(this.#url + path + question, { method, headers, body: text ?? null, signal }));
+    const question = query.toString();
+    const url = this.#url + path + (question === "" ? "" : `?${question}`);
+    return answered(this.#fetch(url, { method, headers, body: text ?? null, signal }));
+  }
+}
+
+/** A signal for requests: aborted when they are to end, when one takes too long, or with another signal. */
+export class Ending {
+  readonly #controller = new AbortController();
+  readonly #other: AbortSignal | undefined;
+  readonly #follow = (): void => this.#controller.abort(this.#other?.reason);
+
+  constructor(other?: AbortSignal) {
+    this.#other = other;
+    if (other?.aborted) this.#follow();
+    other?.addEventListener("abort", this.#follow);
+  }
+
+  get signal(): AbortSignal {
+    return this.#controller.signal;
+  }
+
+  /** Aborted where it takes longer. */
+  async within<T>(ms: number, awaited: Promise<T>): Promise<T> {
+    const timer = setTimeout(() => this.#controller.abort(new Error(`no answer in ${ms} ms`)), ms);
+    try {
+      return await awaited;
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  end(): void {
+    this.#other?.removeEventListener("abort", this.#follow);
+    this.#controller.abort();
   }
 }
 
@@ -140,6 +189,22 @@ export function pauseAfter(attempt: number, retries: Retries, retryAfterMs: numb
   return (retryAfterMs ?? 0) + Math.random() * longest;
 }
 
-export function pause(ms: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, ms));
+/** Throws the signal's reason when it is aborted. */
+export function pause(ms: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => end(resolve), ms);
+    const abort = (): void => end(() => reject(signal?.reason));
+    function end(how: () => void): void {
+      clearTimeout(timer);
+      signal?.removeEventListener("abort", abort);
+      how();
+    }
+    if (signal?.aborted) abort();
+    else signal?.addEventListener("abort", abort);
+  });
+}
+
+/** A name that nobody else has. `crypto.randomUUID` is not there on pages without TLS. */
+export function randomId(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

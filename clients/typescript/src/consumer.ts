@@ -1,10 +1,17 @@
 // A consumer: the records of a stream, for ever, from a place on. It follows the stream's tail; where that breaks off, or
 // the service restarts, it goes on behind the last record that it had.
-import { answered, errorOf, errorOfEvent, pause, pauseAfter, type Client, type Query } from "./client.js";
+import { answered, Ending, errorOf, errorOfEvent, pathOf, pause, pauseAfter, type Client, type Query } from "./client.js";
 import { MillraceError, type Problem } from "./errors.js";
 import type { components } from "./schema.js";
 
-export interface StreamRecord extends Readonly<components["schemas"]["RecordView"]> {
+type RecordView = components["schemas"]["RecordView"];
+
+/** A record of a stream whose values are, as its reader knows, of such a type. */
+export interface StreamRecord<V = unknown> extends Readonly<Omit<RecordView, "value">> {
+  readonly value: V;
+}
+
+export interface PlacedRecord<V = unknown> extends StreamRecord<V> {
   /** The place behind it, from which a consumer resumes. */
   readonly position: string;
 }
@@ -16,9 +23,13 @@ export interface ConsumerOptions {
   readonly partition?: number;
   /** Only with this key. */
   readonly key?: string;
+  /** Only for which this condition (SQL, as of the operator filter) holds. */
+  readonly where?: string;
+  /** Ends the iteration, which throws the signal's reason. */
+  readonly signal?: AbortSignal;
 }
 
-const SILENCE_MS = 45_000; // the service says something every 15 s
+const SILENCE_MS = 45_000; // a tail is never silent for so long: the service says something every 15 s
 
 interface Event {
   readonly kind: string;
@@ -45,22 +56,26 @@ export class EventParser {
   }
 }
 
-export class Consumer implements AsyncIterable<StreamRecord> {
+/** Iterates over the records of a stream, and never ends by itself. What it can not go on from is thrown. */
+export class Consumer<V = unknown> implements AsyncIterable<PlacedRecord<V>> {
   /** Behind the last record that was used: one whose successor was asked for. */
   position: string | null = null;
   readonly #client: Client;
   readonly #path: string;
   readonly #query: Query;
+  readonly #signal: AbortSignal | undefined;
   #seen: string | null = null;
   #failures = 0;
 
   constructor(client: Client, stream: string, options: ConsumerOptions = {}) {
     this.#client = client;
-    this.#path = `/v1/streams/${stream}/tail`;
-    this.#query = { from: options.start ?? "earliest", partition: options.partition, key: options.key };
+    this.#path = `${pathOf("streams", stream)}/tail`;
+    const { start = "earliest", partition, key, where } = options;
+    this.#query = { from: start, partition, key, where };
+    this.#signal = options.signal;
   }
 
-  async *[Symbol.asyncIterator](): AsyncGenerator<StreamRecord, void> {
+  async *[Symbol.asyncIterator](): AsyncGenerator<PlacedRecord<V>, void> {
     for await (const batch of this.batches()) {
       for (const record of batch) {
         yield record;
@@ -69,32 +84,34 @@ export class Consumer implements AsyncIterable<StreamRecord> {
     }
   }
 
-  /** The same records, as many at a time as came together. What it can not go on from is thrown. */
-  async *batches(): AsyncGenerator<StreamRecord[], void> {
+  /** The same records, as many at a time as came together: for one transaction each. */
+  async *batches(): AsyncGenerator<PlacedRecord<V>[], void> {
     for (;;) {
       let retryAfterMs: number | null = null;
       try {
         yield* this.#followed();
       } catch (error) {
+        this.#signal?.throwIfAborted();
         if (!(error instanceof MillraceError) || !error.isTransient) throw error;
         retryAfterMs = error.retryAfterMs;
       }
-      await pause(pauseAfter(this.#failures++, this.#client.retries, retryAfterMs));
+      await pause(pauseAfter(this.#failures++, this.#client.retries, retryAfterMs), this.#signal);
     }
   }
 
-  async *#followed(): AsyncGenerator<StreamRecord[], void> {
+  async *#followed(): AsyncGenerator<PlacedRecord<V>[], void> {
     const headers: Record<string, string> = this.#seen === null ? {} : { "Last-Event-ID": this.#seen };
-    const ending = new AbortController();
+    const ending = new Ending(this.#signal);
     try {
       const asked = { query: this.#query, headers };
-      const answer = await quick(ending, this.#client.send("GET", this.#path, undefined, asked, ending.signal));
+      const answering = this.#client.send("GET", this.#path, undefined, asked, ending.signal);
+      const answer = await ending.within(SILENCE_MS, answering);
       if (!answer.ok || answer.body === null) throw errorOf(answer, await answered(answer.text()));
       const parser = new EventParser();
       const decoder = new TextDecoder();
       const reader = answer.body.getReader();
       for (;;) {
-        const piece = await quick(ending, answered(reader.read()));
+        const piece = await ending.within(SILENCE_MS, answered(reader.read()));
         if (piece.done) return;
         const events = parser.feed(decoder.decode(piece.value, { stream: true }));
         const records = this.#records(events);
@@ -104,29 +121,19 @@ export class Consumer implements AsyncIterable<StreamRecord> {
         if (end !== undefined) throw errorOfEvent(end.data as Partial<Problem>);
       }
     } finally {
-      ending.abort();
+      ending.end();
     }
   }
 
-  #records(events: readonly Event[]): StreamRecord[] {
-    const found: StreamRecord[] = [];
+  #records(events: readonly Event[]): PlacedRecord<V>[] {
+    const found: PlacedRecord<V>[] = [];
     for (const event of events) {
       this.#failures = 0;
       this.#seen = event.id ?? this.#seen;
       if (event.kind === "message" && event.data !== undefined) {
-        found.push({ ...(event.data as components["schemas"]["RecordView"]), position: event.id ?? "" });
+        found.push({ ...(event.data as StreamRecord<V>), position: event.id ?? "" });
       }
     }
     return found;
-  }
-}
-
-/** Aborts what takes longer than a tail is ever silent. */
-async function quick<T>(ending: AbortController, awaited: Promise<T>): Promise<T> {
-  const timer = setTimeout(() => ending.abort(), SILENCE_MS);
-  try {
-    return await awaited;
-  } finally {
-    clearTimeout(timer);
   }
 }

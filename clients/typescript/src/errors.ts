@@ -3,6 +3,7 @@
 // MillraceError
 // ├── NoAnswer        no whole answer came; whether the request was carried out is not known
 // ├── JobFailed       a job that was waited for failed or stopped
+// ├── TimedOut        a job that was waited for was not so far in time
 // ├── DeliveryFailed  batches of a producer that were not appended
 // └── ApiError        the service answered with a problem (RFC 9457); `code` says which
 import type { ErrorCode } from "./codes.js";
@@ -55,6 +56,8 @@ export class ApiError extends MillraceError {
     return (codes as string[]).includes(this.code);
   }
 }
+
+export class TimedOut extends MillraceError {}
 
 export class JobFailed extends MillraceError {
   constructor(

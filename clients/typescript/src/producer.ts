@@ -1,6 +1,6 @@
 // A producer: records are gathered into posts, which go out one after another, so that records stay in order. A post that
 // failed for now is sent again under the key that it had, so it is appended once; the next one waits for it.
-import type { Client } from "./client.js";
+import { pathOf, randomId, type Client } from "./client.js";
 import { DeliveryFailed, type FailedBatch } from "./errors.js";
 import type { components } from "./schema.js";
 
@@ -48,7 +48,8 @@ const LIMITS: Limits = {
   deliveryMs: 120_000,
 };
 
-export class Producer {
+/** Gathers records into posts. `V`: what the values of the stream are. */
+export class Producer<V = unknown> {
   readonly #client: Client;
   readonly #path: string;
   readonly #limits: Limits;
@@ -61,12 +62,12 @@ export class Producer {
 
   constructor(client: Client, stream: string, limits: Partial<Limits> = {}) {
     this.#client = client;
-    this.#path = `/v1/streams/${stream}/records`;
+    this.#path = `${pathOf("streams", stream)}/records`;
     this.#limits = { ...LIMITS, ...limits };
   }
 
   /** Hand a record in; resolves when there is room for it. Nobody has to look at what it gives. */
-  async send(value: unknown, parts: RecordParts = {}): Promise<Sent> {
+  async send(value: V, parts: RecordParts = {}): Promise<Sent> {
     const record = JSON.stringify({ value: value ?? null, ...parts });
     while (!this.#isClosed && this.#unfinished > 0 && this.#unfinished + record.length > this.#limits.bufferLength) {
       await new Promise<void>((resolve) => this.#waiting.push(resolve));
@@ -103,7 +104,7 @@ export class Producer {
     const isSealed = new Promise<void>((resolve) => (seal = resolve));
     const batch: Batch = {
       records: [],
-      idempotencyKey: crypto.randomUUID(),
+      idempotencyKey: randomId(),
       began: performance.now(),
       isSealed,
       length: 0,

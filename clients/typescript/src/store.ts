@@ -1,20 +1,21 @@
 // Stores: entries by key, over a range of keys, as Arrow. A store's type, and so its path, is asked for once.
-import type { Client, Query } from "./client.js";
+import { pathOf, type Client, type Query } from "./client.js";
 import type { components } from "./schema.js";
 
 type Schemas = components["schemas"];
-export type Entry = Schemas["EntryView"];
+/** An entry of a store whose values are, as its reader knows, of such a type. */
+export type Entry<V = unknown> = Omit<Schemas["EntryView"], "value"> & { value: V };
 export type StoreView = Schemas["StoreView"];
 
-export interface Lookup {
-  readonly entries: Entry[];
+export interface Lookup<V = unknown> {
+  readonly entries: Entry<V>[];
   readonly asOf: Schemas["AsOfView"];
 }
 
 const PLACES = { session: "sessions", window: "windows", key_value: "keys" } as const;
 const PAGE = 1_000;
 
-export class Store {
+export class Store<V = unknown> {
   readonly #client: Client;
   readonly #path: string;
   #place: string | null = null;
@@ -24,7 +25,7 @@ export class Store {
     readonly name: string,
   ) {
     this.#client = client;
-    this.#path = `/v1/stores/${name}`;
+    this.#path = pathOf("stores", name);
   }
 
   async view(): Promise<StoreView> {
@@ -34,8 +35,8 @@ export class Store {
   }
 
   /** All entries of a key, none where it is not known, and as of when. `filters`: the query of the store's type. */
-  async get(key: string, filters: Query = {}): Promise<Lookup> {
-    const found: Lookup[] = [];
+  async get(key: string, filters: Query = {}): Promise<Lookup<V>> {
+    const found: Lookup<V>[] = [];
     for await (const page of this.#pages({ ...filters, key })) found.push(page);
     const [first] = found;
     if (first === undefined) throw new RangeError("no page");
@@ -43,7 +44,7 @@ export class Store {
   }
 
   /** Entries of all keys, or of those from `from_key` to `to_key`, page by page. */
-  async *range(filters: Query = {}): AsyncGenerator<Entry, void> {
+  async *range(filters: Query = {}): AsyncGenerator<Entry<V>, void> {
     for await (const page of this.#pages(filters)) yield* page.entries;
   }
 
@@ -54,7 +55,7 @@ export class Store {
     return new Uint8Array(await answer.arrayBuffer());
   }
 
-  async *#pages(query: Query): AsyncGenerator<Lookup, void> {
+  async *#pages(query: Query): AsyncGenerator<Lookup<V>, void> {
     const path = await this.#entries();
     const waitMs = Number(query["timeout_ms"] ?? 0);
     let cursor: string | null = null;
@@ -63,7 +64,7 @@ export class Store {
         query: { limit: PAGE, ...query, cursor },
         waitMs,
       });
-      yield { entries: page.items, asOf: page.as_of };
+      yield { entries: page.items as Entry<V>[], asOf: page.as_of };
       cursor = page.next;
     } while (cursor !== null);
   }
