@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,9 +20,12 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from benchmarks.running import PATIENCE_S, wait_until
+from millrace_client.commands import applying
 from service import cli
+from service.catalog.engine import progress_topic
 from tests.attached import free_port
-from tests.serving import Serving
+from tests.serving import Serving, serving
 
 RUNNER = CliRunner()
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -351,6 +355,53 @@ def test_what_can_not_be_is_said_with_its_line_and_nothing_is_changed(shell: She
         assert said in found
         assert found.count("\n") == 1
     assert shell.data("stream", "show", name)["retention_ms"] == 3_600_000
+
+
+class Changing(Shell):
+    """Of a service without an instance: a job that reads something before it is another version stays at that."""
+
+    def __init__(self, service: Serving, folder: Path) -> None:
+        super().__init__(service, folder)
+        for name in ("left", "right"):
+            self.run("stream", "create", name)
+            self.run("post", name, stdin='{"value": 1}')
+        spec = "jobs:\n  - {name: both, source: [left, right], operators: [], sink: all}\n"
+        self.run("apply", "-f", self.file(spec))
+        self.path = self.file(spec.replace("left, right", "right"))
+        assert "version 2 begins when what is on its way is read" in self.run("apply", "-f", self.path)
+        assert self.data("job", "show", "both")["state"] == "changing"
+
+
+@pytest.fixture
+def resting(tmp_path: Path, migrated_sqlite: bytes) -> Iterator[Serving]:
+    (tmp_path / "catalog.db").write_bytes(migrated_sqlite)
+    with serving(tmp_path, f"sqlite:///{tmp_path}/catalog.db") as service:
+        yield service
+
+
+def test_a_job_that_stays_on_its_way_to_another_version_is_said_to(
+    resting: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = Changing(resting, tmp_path)
+    monkeypatch.setattr(applying, "TIMEOUT_S", 0.1)
+    assert "'both' is still on its way to version 2" in shell.run("apply", "-f", shell.path, code=5)
+    assert shell.run("job", "start", "both") == "job both is starting\n"  # given up
+    assert "~ job both would be changed" in shell.run("apply", "-f", shell.path, "--dry-run")
+
+
+def test_a_plan_waits_for_a_job_that_is_changing(resting: Serving, tmp_path: Path) -> None:
+    shell = Changing(resting, tmp_path)
+    client = resting.client("writer")
+    topic = progress_topic(client.get("/v1/jobs/both").json()["id"])
+
+    def stop() -> str:
+        wait_until(lambda: topic in resting.hub._waiters, PATIENCE_S, "somebody who waits for the job")
+        return str(client.post("/v1/jobs/both:stop").json()["state"])
+
+    with ThreadPoolExecutor(1) as thread:
+        stopped = thread.submit(stop)
+        assert "~ job both would be changed" in shell.run("apply", "-f", shell.path, "--dry-run")
+        assert stopped.result() == "stopped"
 
 
 def test_a_file_that_is_broken_is_said_with_its_line(shell: Shell) -> None:

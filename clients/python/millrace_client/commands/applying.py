@@ -8,23 +8,27 @@ what the service says of it (`PUT …?dry_run=true`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from millrace_client.commands.asking import Asked
 from millrace_client.commands.differences import Difference, differences
-from millrace_client.commands.failures import REFUSED, Failed, failure_of, in_words
+from millrace_client.commands.failures import REFUSED, UNAVAILABLE, Failed, failure_of, in_words
 from millrace_client.commands.manifests import Declared, Manifest, read_manifest
 from millrace_client.commands.printing import print_json, printable
-from millrace_client.errors import ApiError, Fault, NotFoundError
+from millrace_client.errors import ApiError, Fault, JobFailed, NotFoundError
 from millrace_client.exchanges import json_request, path_of
 from millrace_client.jobs import Job
+from millrace_client.records import JobView
 
 Action = Literal["create", "change", "unchanged"]
+
+CHANGING: Final = "changing"  # a job that reads what is on its way before it is another version
+TIMEOUT_S: Final = 60.0  # for that
 
 DONE = {"create": "created", "change": "changed", "unchanged": "unchanged"}
 SIGNS = {"create": "+", "change": "~", "unchanged": " "}
@@ -119,7 +123,7 @@ def _stream_step(asked: Asked, declared: Declared) -> Step:
 def _job_step(asked: Asked, declared: Declared, coming: set[str]) -> Step:
     job = Job(asked.client, declared.name)
     try:
-        view = job.view()
+        view = _at_rest(job)
     except NotFoundError:
         if not _sources(declared.body) & coming:  # else it is judged when they are there
             asked.client.call("POST", "/v1/jobs:validate", declared.body, is_repeatable=True)
@@ -132,6 +136,19 @@ def _job_step(asked: Asked, declared: Declared, coming: set[str]) -> Step:
         faults = [Fault(each["pointer"], each["detail"]) for each in verdict["errors"]]
         raise Failed(f"{declared.name!r} can not be changed so: {in_words(faults, declared.place)}", REFUSED)
     return Step("job", declared, "change", differences=found, notes=[*_notes(verdict)], job=job)
+
+
+def _at_rest(job: Job) -> JobView:
+    """A job that is not about to be another version: what the file has is held against the one that it becomes."""
+    view = job.view()
+    if view["state"] == CHANGING:
+        with suppress(JobFailed, TimeoutError):
+            job.wait("running", TIMEOUT_S)
+        view = job.view()
+    if view["state"] == CHANGING:
+        said = f"{job.name!r} is still on its way to version {view['spec_version'] + 1}, after {TIMEOUT_S:g} s"
+        raise Failed(f"{said}: try again, or give that version up (`millrace job start {job.name}`)", UNAVAILABLE)
+    return view
 
 
 def _notes(verdict: Mapping[str, Any]) -> Iterator[str]:
@@ -163,7 +180,9 @@ def _carry_out(asked: Asked, step: Step) -> None:
         if step.action == "create":
             asked.client.call("POST", f"/v1/{step.kind}s", body, is_repeatable=True)
         elif step.job is not None:
-            step.job.update(body)
+            view = step.job.update(body)
+            if view["state"] == CHANGING:
+                step.notes.append(f"version {view['spec_version'] + 1} begins when what is on its way is read")
         elif step.action == "change":
             path = path_of("streams", step.declared.name)
             asked.client.call("PATCH", path, _changed(step), headers={"If-Match": step.tag})

@@ -103,9 +103,9 @@ def submit_job(
 
 @command(app, "start")
 def start_job(asked: Asked, name: JobName, is_waiting: Waiting = False) -> None:
-    """Run a job again that is paused, stopped or failed, from where it stood."""
+    """Run a job again that is paused, stopped or failed, from where it stood; one that is changing gives that up."""
     job = _job(asked, name)
-    view = job.resume() if job.view()["state"] == "paused" else job.restart()
+    view = job.resume() if job.view()["state"] in ("paused", "changing") else job.restart()
     _say(asked, job.wait("running", TIMEOUT_S) if is_waiting else view)
 
 
