@@ -208,10 +208,16 @@ def _open(settings: Settings) -> State:
         catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
     )
     quiet_polls = coordinator.QuietPolls(catalog, hub.has_woken)
+    ticks = coordinator.Ticks(
+        catalog,
+        every_ms=settings.tick_ms,
+        lease_ms=settings.lease_ms,
+        initial_delay_ms=settings.initial_rebalance_delay_ms,
+    )
     every_s = settings.collect_every_ms / 1000
     loops = [
         Loop("leases", settings.lease_ms / LEASE_ROUNDS / 1000, quiet_polls.renew),
-        Loop("coordinator", settings.tick_ms / 1000, lambda: _tick(catalog, settings)),
+        Loop("coordinator", settings.tick_ms / 1000, ticks.run_once),
         Loop("collector", every_s, collector.run_once),
     ]
     if (redis_url := settings.redis_url) is not None:
@@ -255,10 +261,6 @@ def _open(settings: Settings) -> State:
         sealer=sealer,
         pusher=pusher,
     )
-
-
-def _tick(catalog: Catalog, settings: Settings) -> int:
-    return coordinator.tick(catalog, lease_ms=settings.lease_ms, initial_delay_ms=settings.initial_rebalance_delay_ms)
 
 
 def _source(settings: Settings) -> OnDisk | InRedis:

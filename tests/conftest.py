@@ -144,6 +144,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield url
 
 
+@pytest.fixture(params=DATABASES[1:])
+def postgres_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated, empty catalog on Postgres, for what several processes share."""
+    with database(request, tmp_path) as url:
+        yield url
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path, migrated_sqlite: bytes) -> str:
     """The URL of a migrated, empty catalog on SQLite, for what does not ask what the catalog is on."""

@@ -14,6 +14,7 @@ FOLDERS = ("tests/chaos", "tests/e2e")
 APART = (
     "tests/chaos/test_killed.py::test_ten_random_kills",
     "tests/chaos/test_killed_operators.py::test_a_kill_at_each_point",
+    "tests/chaos/test_several_apis.py::",
     "tests/integration/test_fuzzed_api.py::",
 )
 FILES = ("tests/e2e/test_demo.py", "tests/e2e/test_web_log_lookups.py")  # that share nothing with their folder

@@ -16,7 +16,7 @@ It knows no web and no files; `service.catalog` has the tables.
 """
 
 from service.coordinator.changes import change_version
-from service.coordinator.evictions import SEEN, tick
+from service.coordinator.evictions import SEEN, Ticks, tick
 from service.coordinator.leases import SESSION_TIMEOUT_MS, require_own, require_slot
 from service.coordinator.members import heartbeat, join_instance, join_slot, leave_instance, leave_slot, lose_executors
 from service.coordinator.polls import PASS_OVER_MS, PollOutcome, commit_tasks, fail_task, poll_slot
@@ -31,6 +31,7 @@ __all__ = [
     "SESSION_TIMEOUT_MS",
     "PollOutcome",
     "QuietPolls",
+    "Ticks",
     "WaitingPolls",
     "change_job",
     "change_spec",

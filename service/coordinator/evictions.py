@@ -7,14 +7,18 @@ Members that are lost together end together: all slots whose lease, or whose ins
 transaction before any of their tasks is given out. The leases of a killed instance run out one after the other, so a
 slot that says nothing is not judged while its instance has missed a beat: either that is heard again, or it takes all
 its slots with it.
+
+Time in which no API process looked counts against nobody: members could not renew their leases then.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from enum import Enum, auto
 from typing import Final
 
-from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, delete, exists, or_, select, update
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog import job_changes
@@ -33,6 +37,7 @@ SEEN: Final = "coordinator_seen_ms"
 GONE_SLOTS_KEPT_MS: Final = 24 * 3_600_000
 UNSEEN_NODES_KEPT_MS: Final = 7 * 24 * 3_600_000
 SWEEP_EVERY_MS: Final = 60_000
+MISSED_PART: Final = 4  # of a lease: looks that are late by more than a fourth of it put it off
 
 
 _IS_MARKED = exists().where(TaskRow.job_id == JobRow.id, TaskRow.flush_at.is_not(None))
@@ -82,18 +87,43 @@ _DUE = Prepared(
 )  # one statement: it is asked four times a second
 
 
-def tick(catalog: Catalog, *, lease_ms: int = SESSION_TIMEOUT_MS, initial_delay_ms: int = NO_DELAY_MS) -> int:
+class Ticks:
+    """The rounds of one API process, which are to be `every_ms` apart: it knows how late each of them is."""
+
+    def __init__(self, catalog: Catalog, *, every_ms: int, lease_ms: int, initial_delay_ms: int) -> None:
+        self._catalog, self._every_ms = catalog, every_ms
+        self._how = {"lease_ms": lease_ms, "initial_delay_ms": initial_delay_ms}
+        self._looked_s = -math.inf
+
+    def run_once(self) -> int:
+        """A round, as `tick`. One that fails counts as none."""
+        now_s = time.monotonic()
+        late_ms = 1000 * (now_s - self._looked_s) - self._every_ms
+        evicted = tick(self._catalog, **self._how, late_ms=late_ms)
+        self._looked_s = now_s
+        return evicted
+
+
+def tick(
+    catalog: Catalog,
+    *,
+    lease_ms: int = SESSION_TIMEOUT_MS,
+    initial_delay_ms: int = NO_DELAY_MS,
+    late_ms: float = 0,
+) -> int:
     """One round: evict members whose lease ran out, give out tasks without an owner, those too whose slot did not
     follow the first within `initial_delay_ms`, take flushes to their next stage and changes to their end. Returns who
     was evicted.
 
-    After an outage of its own (no tick for a whole session timeout) it evicts nobody: members could not renew, so
+    The round comes so much later than it should have, as this process knows: where no other one has looked meanwhile
+    either, members could not renew, so their leases end as much later. After a whole session timeout without a round
     every lease starts again. A round with nothing to do is read-only.
     """
-    due = catalog.read(_due, lease_ms, initial_delay_ms)
+    due = catalog.read(_due, lease_ms, initial_delay_ms, late_ms)
     if due is None:
         return 0
-    return catalog.write(_tick, lease_ms=lease_ms, initial_delay_ms=initial_delay_ms, is_whole=due is _Due.WHOLE)
+    how = {"lease_ms": lease_ms, "initial_delay_ms": initial_delay_ms}
+    return catalog.write(_tick, **how, late_ms=late_ms, is_whole=due is _Due.WHOLE)
 
 
 class _Due(Enum):
@@ -101,10 +131,10 @@ class _Due(Enum):
     WHOLE = auto()
 
 
-def _due(s: Session, lease_ms: int, initial_delay_ms: int) -> _Due | None:
+def _due(s: Session, lease_ms: int, initial_delay_ms: int, late_ms: float) -> _Due | None:
     """What a round has to do; what is kept for a time is looked at once a minute."""
     [(at, seen, is_due, is_changing)] = _DUE.rows(s, initial_delay_ms=initial_delay_ms)
-    if is_due or seen is None:
+    if is_due or seen is None or min(late_ms, at - int(seen)) > lease_ms // MISSED_PART:
         return _Due.WHOLE
     if is_changing and any(job_changes.is_due(s, job_id) for job_id in s.scalars(_CHANGING)):
         return _Due.WHOLE
@@ -113,14 +143,17 @@ def _due(s: Session, lease_ms: int, initial_delay_ms: int) -> _Due | None:
     return _Due.MARK if at // SWEEP_EVERY_MS == int(seen) // SWEEP_EVERY_MS else _Due.WHOLE
 
 
-def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int, is_whole: bool) -> int:
+def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int, late_ms: float, is_whole: bool) -> int:
     at = now_ms(s)
     seen = s.scalars(select(MetaRow).where(MetaRow.name == SEEN).with_for_update()).one_or_none()
     if seen is None or at - int(seen.value) > lease_ms:
-        _extend_leases(s, at)
+        _put_off(s, at)
         s.merge(MetaRow(name=SEEN, value=str(at)))
         return 0
+    missed_ms = round(min(late_ms, at - int(seen.value)))
     seen.value = str(at)
+    if missed_ms > lease_ms // MISSED_PART:
+        _put_off(s, at, missed_ms)
     if not is_whole:
         return 0
     evicted = _evict(s, at)
@@ -137,13 +170,17 @@ def _tick(s: Session, *, lease_ms: int, initial_delay_ms: int, is_whole: bool) -
     return evicted
 
 
-def _extend_leases(s: Session, at: int) -> None:
+def _put_off(s: Session, at: int, by_ms: int | None = None) -> None:
+    """Have leases end so much later, a whole one from now at the latest; None: that much later in any case."""
     for slot in lock_slots(s, SlotRow.lease_until_ms < at + SlotRow.lease_ms):
-        slot.lease_until_ms = at + slot.lease_ms
-    late = update(InstanceRow).where(
-        InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < at + InstanceRow.lease_ms
-    )
-    s.execute(late.values(lease_until_ms=at + InstanceRow.lease_ms), execution_options=UNSEEN)
+        whole = at + slot.lease_ms
+        slot.lease_until_ms = whole if by_ms is None else min(slot.lease_until_ms + by_ms, whole)
+    end = at + InstanceRow.lease_ms
+    late = update(InstanceRow).where(InstanceRow.state.in_(PRESENT), InstanceRow.lease_until_ms < end)
+    if by_ms is not None:
+        later = InstanceRow.lease_until_ms + by_ms
+        end = case((later < end, later), else_=end)
+    s.execute(late.values(lease_until_ms=end), execution_options=UNSEEN)
 
 
 def _evict(s: Session, at: int) -> int:

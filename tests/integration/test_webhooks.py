@@ -23,7 +23,6 @@ from service.catalog.engine import Catalog
 from service.catalog.tables import SubscriptionRow
 from service.webhooks import pusher, sender
 from service.webhooks.signing import key_of, signed_headers
-from tests.conftest import DATABASES, database
 from tests.forkserver import Forked, ForkServer
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
@@ -292,13 +291,6 @@ def test_private_addresses_are_refused_unless_a_setting_allows_them(
         wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
         assert "no public address" in api.get(path).json()["push"]["failures"][0]["detail"]
         assert target.seen == []
-
-
-@pytest.fixture(params=DATABASES[1:])
-def postgres_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Several processes share a catalog on Postgres alone."""
-    with database(request, tmp_path) as url:
-        yield url
 
 
 def test_of_several_processes_one_posts_a_record(tmp_path: Path, postgres_url: str, target: Target) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from types import SimpleNamespace
+
 import pytest
 from sqlalchemy import update
 
 from service import coordinator
 from service.catalog import groups, job_creation, job_states, jobs, segments, streams
-from service.catalog.engine import Catalog, job_topic, partition_topic
+from service.catalog.engine import Catalog, job_topic, now_ms, partition_topic
 from service.catalog.tables import JobRow, SlotRow, new_id
 from service.coordinator import evictions
 from service.protocol import PollAnswer
@@ -27,6 +31,7 @@ from tests.integration.catalog.world import (
     post,
     silence_coordinator,
     silence_instance,
+    silence_slot,
     slot,
     state_of,
     statements,
@@ -40,6 +45,10 @@ POISONED = {"code": "expression_failed", "operator": "once", "partition": 1, "of
 def job(catalog: Catalog) -> JobRow:
     make_stream(catalog)
     return make_job(catalog)
+
+
+def now(catalog: Catalog) -> int:
+    return catalog.read(now_ms)
 
 
 def reasons(catalog: Catalog, job: JobRow) -> list[str]:
@@ -499,6 +508,50 @@ def test_after_its_own_outage_the_coordinator_evicts_nobody(catalog: Catalog, jo
     assert len(two.names()) == 2
     expire_slot(catalog, two.id)
     assert tick(catalog) == 1
+
+
+def test_time_in_which_no_process_looked_counts_against_nobody(catalog: Catalog, job: JobRow) -> None:
+    """Shorter than a lease, and still longer than what was left of some."""
+    other, one, two = live(catalog, job)
+    one.poll()
+    before, away_ms = lease_of(catalog, one.id), LEASE_MS // 2
+    silence_instance(catalog, other, -1_000)
+    silence_slot(catalog, two.id, -1_000)
+    silence_coordinator(catalog, away_ms)
+    assert tick(catalog, late_ms=math.inf) == 0  # a process that has just begun
+    assert away_ms - 2_000 < lease_of(catalog, two.id) - now(catalog) < away_ms
+    assert before <= lease_of(catalog, one.id) <= now(catalog) + LEASE_MS
+    assert len(two.names()) == 2
+    expire_instance(catalog, other)
+    silence_coordinator(catalog, away_ms)
+    assert tick(catalog, late_ms=away_ms) == 1  # lost before that
+
+
+def test_who_looked_all_the_time_and_who_comes_beside_such_a_one_put_nothing_off(catalog: Catalog, job: JobRow) -> None:
+    other, one, _ = live(catalog, job)
+    silence_instance(catalog, other, -1_000)
+    assert tick(catalog, late_ms=math.inf) == 1
+    expire_slot(catalog, one.id)
+    silence_coordinator(catalog, LEASE_MS // 2)
+    assert tick(catalog, late_ms=1_000) == 1
+
+
+def test_rounds_know_how_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_ms, moments_s = list[float](), iter((100.0, 100.25, 101.0, 102.0))
+    monkeypatch.setattr(evictions, "time", SimpleNamespace(monotonic=lambda: next(moments_s)))
+
+    def look(_: Catalog | None, **how: float) -> int:
+        late_ms.append(how["late_ms"])
+        if len(late_ms) == 3:
+            raise OSError("no catalog")
+        return 0
+
+    monkeypatch.setattr(evictions, "tick", look)
+    ticks = coordinator.Ticks(None, every_ms=250, lease_ms=3_000, initial_delay_ms=0)  # type: ignore[arg-type]
+    for _ in range(4):
+        with contextlib.suppress(OSError):
+            ticks.run_once()
+    assert late_ms == [math.inf, 0, 500, 1500]
 
 
 def test_slots_that_are_long_gone_are_forgotten(catalog: Catalog, job: JobRow) -> None:

@@ -228,11 +228,20 @@ def silence_instance(catalog: Catalog, instance_id: str, left_ms: int) -> None:
     catalog.write(shift)
 
 
+def silence_slot(catalog: Catalog, slot_id: str, left_ms: int) -> None:
+    """Have it said nothing since so much of its lease was left."""
+
+    def shift(s: Session) -> None:
+        s.get_one(SlotRow, slot_id).lease_until_ms = now_ms(s) + left_ms
+
+    catalog.write(shift)
+
+
 def lease_of(catalog: Catalog, slot_id: str) -> int:
     return catalog.read(lambda s: s.scalars(select(SlotRow.lease_until_ms).where(SlotRow.id == slot_id)).one())
 
 
-def tick(catalog: Catalog, **how: int) -> int:
+def tick(catalog: Catalog, **how: float) -> int:
     """A round of the coordinator, which takes no pause of a test for an outage."""
     return coordinator.tick(catalog, **{"lease_ms": LEASE_MS, **how})
 
