@@ -40,6 +40,8 @@ class TaskBorder:
 
     def _on_failure(self, task: StreamTask, error: Exception) -> None:
         task.failures.note()
+        if isinstance(error, MemoryError):
+            task.read_less()
         may_pass = isinstance(error, TRANSIENT) and not task.failures.is_lasting
         say = self._log.warning if may_pass else self._log.error
         say("task_failed", task=task.assigned.name, error=str(error), failures=task.failures.count, exc_info=error)

@@ -1,7 +1,7 @@
 """What follows a failure: how long to wait, what may pass by itself, and what the job is told.
 
-It knows which errors are the disk's, the network's or a replica's and may be gone at the next attempt. It refuses to
-know what was attempted.
+It knows which errors are the disk's, the network's, the memory's or a replica's and may be gone at the next attempt. It
+refuses to know what was attempted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from service.protocol import TaskError
 from service.streams.errors import OperatorFailed, ReplicaDamaged, SegmentMissing, SegmentUnreadable
 
-TRANSIENT: Final = (OSError, lmdb.Error, ReplicaDamaged, SegmentMissing)
+TRANSIENT: Final = (OSError, MemoryError, lmdb.Error, ReplicaDamaged, SegmentMissing)
 TASK_PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6)  # after the last of them the task's job fails
 
 
@@ -63,5 +63,7 @@ def task_error(error: Exception, stream: str | None, partition: int | None) -> T
         return msgspec.structs.replace(found, **error.figures)
     if isinstance(error, SegmentUnreadable):
         return TaskError(error.code, str(error), stream=stream, partition=partition)
+    if isinstance(error, MemoryError):  # Arrow's and numpy's are too
+        return TaskError("out_of_memory", f"{type(error).__name__}: {error}", stream=stream, partition=partition)
     code = "io_failed" if isinstance(error, TRANSIENT) else "internal_error"
     return TaskError(code, f"{type(error).__name__}: {error}", stream=stream, partition=partition)

@@ -70,7 +70,8 @@ CLUSTER = {
     # A standalone executor is lost when its connection ends: by default Spark waits 5 s for somebody to say why.
     "spark.standalone.executorRemoveDelayOnDisconnection": "100ms",
     "spark.executor.memory": "512m",  # Python workers live outside of it
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC",
+    # Without memory one would go on by halves: it ends, its tasks go to others at once, and Spark starts another.
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError",
 }
 
 

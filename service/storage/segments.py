@@ -338,7 +338,10 @@ class Storage:
         """
         if not isinstance(self._fs, fs.LocalFileSystem):
             return
-        named = self._names.submit(self._sync, folder)
+        try:
+            named = self._names.submit(self._sync, folder)
+        except RuntimeError as error:  # it can not start its thread: there is no memory for the stack
+            raise MemoryError(str(error)) from error
         try:
             self._sync(full)
         finally:

@@ -14,7 +14,7 @@ from service.streams.errors import StreamError
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
 MAKERS = {"ProblemError", "problem", "refused", "_refused", "_refuse"}  # what is called with a code among its arguments
-OF_JOBS_ALONE = {"source_truncated", "io_failed"}  # made where a job is failed
+OF_JOBS_ALONE = {"source_truncated", "io_failed", "out_of_memory"}  # made where a job is failed
 
 
 def leaves(kind: type[StreamError]) -> Iterator[type[StreamError]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import structlog
 
@@ -22,9 +23,9 @@ def no_chain() -> Any:
     raise AssertionError("nothing is run here")
 
 
-def task(*, is_reading: bool = True) -> StreamTask:
-    heads = [InputHead("other-id", 0, 0, 9), InputHead("clicks-id", 1, 0, 9)]
-    work = [InputRange(1, 0, 9, [])] if is_reading else []
+def task(*, is_reading: bool = True, end: int = 9) -> StreamTask:
+    heads = [InputHead("other-id", 0, 0, 9), InputHead("clicks-id", 1, 0, end)]
+    work = [InputRange(1, 0, end, [])] if is_reading else []
     return StreamTask(AssignedTask("t", "0_1", 0, 1, 1, 0, inputs=heads, work=work), {}, no_chain)
 
 
@@ -65,6 +66,27 @@ def test_what_lasts_fails_the_job() -> None:
     assert one.has_failed
     (found,) = reports.found
     assert (found.code, found.stream, found.partition) == ("segment_missing", "clicks", 1)
+
+
+def test_without_memory_a_task_reads_less_and_says_so_in_the_end() -> None:
+    reports, one = Reports(), task(end=4**6)
+    read = []
+    while not one.has_failed:
+        fail(reports.border(), one, pa.ArrowMemoryError("malloc of size 1 failed"))
+        read.append(one.most)
+    assert read == [4**5, 4**4, 4**3, 4**2, 4]
+    (found,) = reports.found
+    assert (found.code, found.stream, found.partition) == ("out_of_memory", "clicks", 1)
+
+
+def test_what_fits_into_memory_grows_slowly_again() -> None:
+    one = task(end=1_000_000)
+    fail(Reports().border(), one, MemoryError())
+    read = [one.most]
+    for _ in range(3):
+        one.note_run(None, 0.01)
+        read.append(one.most)
+    assert read == [2_500, 2_812, 3_163, 3_558]
 
 
 @pytest.mark.parametrize(
