@@ -284,6 +284,20 @@ def test_a_subscriber_that_comes_back_under_its_name_goes_on_at_once(client: Cli
     assert [record.value for record in islice(records, 2)] == [2, 3]
 
 
+def test_a_subscriber_that_asks_for_no_more_says_what_it_is_done_with(client: Client, stream: str) -> None:
+    name, pulls = subscribed(client, stream), Pulls(wait_s=1)
+    post(client, stream, 1, 2, 3, partition=0)
+    post(client, stream, 4, 5, partition=1)
+    with SubscriptionConsumer(client, stream, name, pulls=pulls) as consumer:
+        given = {record.value: record for record in next(consumer.batches())}
+        for _ in range(2):
+            consumer.acknowledge(given[2], given[1], given[4])
+    with SubscriptionConsumer(client, stream, name, pulls=pulls) as other:
+        assert sorted(record.value for record in next(other.batches())) == [3, 5]
+    with pytest.raises(codes.LeaseLost):
+        consumer.acknowledge(given[3])
+
+
 def test_a_subscriber_whose_lease_was_lost_goes_on(client: Client, stream: str) -> None:
     name = subscribed(client, stream)
     post(client, stream, 1, 2, partition=0)
@@ -307,6 +321,9 @@ def test_an_async_subscriber_is_the_same(working: Serving, client: Client, strea
                 if len(found) == 2:
                     break
             assert found == [1, 2]
+            await consumer.acknowledge(record)
+        view = await client.call("GET", f"/v1/streams/{stream}/subscriptions/{name}")
+        assert view["lag_records"] == 0
 
     run(working, body)
 

@@ -1,6 +1,7 @@
 """Consumers of a subscription: the service keeps how far it is, and shares the partitions between those that pull.
 
-A batch is acknowledged when the next one is asked for: what was not comes again, here or to another consumer.
+A batch is acknowledged when the next one is asked for, a record whenever its user says so; what was not comes again,
+here or to another consumer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 import os
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -67,7 +68,8 @@ class _Share:
     def following(self, used: Positions) -> Exchange[tuple[list[Record], Positions]]:
         """Acknowledge what is used; the next batch, and what to acknowledge once that is used."""
         if used:
-            yield from self._acknowledged(used)
+            with suppress(LeaseLost):  # it took too long: another consumer gets those records again
+                yield from self._acknowledged(used, self._retries)
         pulls = self._pulls
         body = {
             "consumer": self._consumer,
@@ -88,10 +90,16 @@ class _Share:
         body = {"consumer": self._consumer, "positions": [], "leave": True}
         yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), retries)
 
-    def _acknowledged(self, positions: Positions) -> Exchange[None]:
+    def settled(self, records: Iterable[Record], retries: Retries) -> Exchange[None]:
+        """Acknowledge records, and what is before them in their partitions. Raises LeaseLost."""
+        reached: dict[int, int] = {}
+        for record in records:
+            reached[record.partition] = max(record.offset + 1, reached.get(record.partition, 0))
+        yield from self._acknowledged([{"partition": at, "position": reached[at]} for at in reached], retries)
+
+    def _acknowledged(self, positions: Positions, retries: Retries) -> Exchange[None]:
         body = {"consumer": self._consumer, "positions": list(positions)}
-        with suppress(LeaseLost):  # it took too long: another consumer gets those records again
-            yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), self._retries)
+        yield from answered(json_request("POST", f"{self._path}:ack", body, is_repeatable=True), retries)
 
 
 class SubscriptionConsumer:
@@ -126,6 +134,13 @@ class SubscriptionConsumer:
             batch, used = self._client.run(self._share.following(used))
             if batch:
                 yield batch
+
+    def acknowledge(self, *records: Record) -> None:
+        """Say that records are done with, and what is before them in their partitions, without asking for more.
+
+        The lease begins anew. Raises LeaseLost: others may have them again.
+        """
+        self._client.run(self._share.settled(records, self._client.retries))
 
     def close(self) -> None:
         """Leave. What was given and is not acknowledged comes again."""
@@ -169,6 +184,10 @@ class AsyncSubscriptionConsumer:
             batch, used = await self._client.run(self._share.following(used))
             if batch:
                 yield batch
+
+    async def acknowledge(self, *records: Record) -> None:
+        """As `SubscriptionConsumer.acknowledge`."""
+        await self._client.run(self._share.settled(records, self._client.retries))
 
     async def close(self) -> None:
         """As `SubscriptionConsumer.close`."""
