@@ -157,7 +157,8 @@ def test_a_job_that_has_begun_to_run_meanwhile_is_judged_again(tmp_path: Path) -
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
-            return httpx.Response(200, json={"spec": {"n": 1}, "spec_version": 1}, headers={"ETag": f'"{next(tags)}"'})
+            view = {"spec": {"n": 1}, "spec_version": 1, "state": "running"}
+            return httpx.Response(200, json=view, headers={"ETag": f'"{next(tags)}"'})
         seen.append(request.headers["If-Match"])
         if len(seen) == 1:
             return httpx.Response(412, json={"code": "stale_tag", "detail": ""})
