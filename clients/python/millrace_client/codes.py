@@ -76,6 +76,13 @@ class Forbidden(PermissionDeniedError):
     http_status = 403
 
 
+class CrossSiteRequest(PermissionDeniedError):
+    """A browser sent it for a page of somebody else's, or without the session's token; the service is reached under …"""
+
+    code = "cross_site_request"
+    http_status = 403
+
+
 class InternalStream(PermissionDeniedError):
     """A changelog or `…-dropped` is to be changed."""
 
@@ -569,6 +576,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     "malformed_body": MalformedBody,
     "unauthenticated": Unauthenticated,
     "forbidden": Forbidden,
+    "cross_site_request": CrossSiteRequest,
     "internal_stream": InternalStream,
     "no_such_route": NoSuchRoute,
     "unknown_stream": UnknownStream,

@@ -8,6 +8,7 @@ export const STATUS_OF_CODE = {
   malformed_body: 400, // the body is not JSON, or has a name twice in an object; not one whole gzip stream
   unauthenticated: 401, // no key, or one that is not valid or was revoked
   forbidden: 403, // the key's role is too low
+  cross_site_request: 403, // a browser sent it for a page of somebody else's, or without the session's token; the service is reached under a strange name
   internal_stream: 403, // a changelog or `…-dropped` is to be changed
   no_such_route: 404, // nothing is served there
   unknown_stream: 404, // what was named does not exist
