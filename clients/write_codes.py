@@ -117,7 +117,7 @@ def _family(code: Code) -> str:
 def _sentence(when: str) -> str:
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", when)
     text = text[0].upper() + text[1:] + "."
-    return text if len(text) <= WIDTH else text[:WIDTH].rpartition(" ")[0] + " …"
+    return text if len(text) <= WIDTH else text[: WIDTH - 1].rpartition(" ")[0] + " …"
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ class Forbidden(PermissionDeniedError):
 
 
 class CrossSiteRequest(PermissionDeniedError):
-    """A browser sent it for a page of somebody else's, or without the session's token; the service is reached under …"""
+    """A browser sent it for a page of somebody else's, or without the session's token; the service is reached …"""
 
     code = "cross_site_request"
     http_status = 403
