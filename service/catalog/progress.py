@@ -76,39 +76,19 @@ class Patience:
         return cls(job.max_repartition_bytes, job.max_task_idle_ms or 0, job.idle_close_after_ms, job.flush)
 
 
-class JobProgress:
-    """The progress of a job, from one snapshot; two queries, rows as many as tasks and partitions.
-
-    Arrays over tasks in their order, over logs by (stream id, partition), and over inputs by task and number: `_task`
-    and `_log` say which of either.
+class JobLogs:
+    """What the tasks of a job read, from one snapshot: users' partitions and repartition logs; one query. `by_stream`:
+    as its tasks are to see them.
     """
 
     def __init__(self, s: Session, job_id: str, patience: Patience) -> None:
         self._patience = patience
-        ranges, logs = _TASKS.rows(s, job_id=job_id), _LOGS.rows(s, job_id=job_id)
-        tasks = list({row.task_id: row for row in ranges}.values())
-        self._places = {row.task_id: place for place, row in enumerate(tasks)}
-        self._read_logs(logs, {(row.sub_topology, row.partition): place for place, row in enumerate(tasks)})
-        self._read_inputs(ranges, tasks)
-        self._read_tasks(tasks)
-        self._find_bounds()
-
-    # ------------------------------------------------------------ what was read
-
-    def _read_logs(self, logs: Sequence[Any], places: Mapping[tuple[int, int], int]) -> None:
-        self._firsts: dict[str, int] = {}  # stream id → the place of its first log
+        self.rows: Sequence[Any] = _LOGS.rows(s, job_id=job_id)  # by (stream id, partition)
         found: dict[str, list[Log]] = {}
-        for place, row in enumerate(logs):
-            self._firsts.setdefault(row.stream_id, place)
+        for row in self.rows:
             found.setdefault(row.stream_id, []).append(self._log_of(row))
-        self.logs: Logs = found
-        self._of_log = [*((row.stream_id, row.partition) for row in logs), ("", 0)]  # the last: of removed inputs
-        every = [*(log for of_stream in found.values() for log in of_stream), Log(0, 0, LONG_MS)]
-        self._end, self._silent_ms = (np.array([log[field] for log in every], np.int64) for field in (1, 2))
-        self._bytes: Int64s = np.array([*(row.bytes for row in logs), 0], np.int64)
-        writers = [*(places.get((row.sub_topology, row.partition), _NOBODY) for row in logs), _NOBODY]
-        self._writer: Int64s = np.array(writers, np.int64)  # of each log the task, _NOBODY: users
-        self._feeding = {row.sub_topology for row in logs}  # those that write logs
+        self.by_stream: Logs = found
+        self._feeding = {row.sub_topology for row in self.rows}  # those that write logs
 
     def _log_of(self, row: Any) -> Log:
         """A partition as the job's tasks are to see it: of one that they read up to a mark, nothing comes behind."""
@@ -116,6 +96,48 @@ class JobProgress:
         if marks is None:
             return Log(row.start_offset, row.end_offset, row.silent_ms)
         return Log(row.start_offset, min(row.end_offset, marks[row.partition]), LONG_MS)
+
+    def feeds_others(self, sub_topology: int) -> bool:
+        """Whether other tasks of the job read what tasks of this sub-topology write."""
+        return sub_topology in self._feeding
+
+    @property
+    def may_throttle(self) -> bool:
+        """Whether a task may have written so much which nobody has read that it must wait."""
+        most = self._patience.max_repartition_bytes
+        return any(row.sub_topology is not None and row.bytes > most for row in self.rows)
+
+
+class JobProgress:
+    """The progress of a job, from one snapshot; a query beside that of its `logs`, rows as many as tasks.
+
+    Arrays over tasks in their order, over logs by (stream id, partition), and over inputs by task and number: `_task`
+    and `_log` say which of either.
+    """
+
+    def __init__(self, s: Session, job_id: str, patience: Patience, logs: JobLogs | None = None) -> None:
+        self._patience = patience
+        ranges = _TASKS.rows(s, job_id=job_id)
+        tasks = list({row.task_id: row for row in ranges}.values())
+        self._places = {row.task_id: place for place, row in enumerate(tasks)}
+        places = {(row.sub_topology, row.partition): place for place, row in enumerate(tasks)}
+        self._read_logs(logs or JobLogs(s, job_id, patience), places)
+        self._read_inputs(ranges, tasks)
+        self._read_tasks(tasks)
+        self._find_bounds()
+
+    # ------------------------------------------------------------ what was read
+
+    def _read_logs(self, logs: JobLogs, places: Mapping[tuple[int, int], int]) -> None:
+        self._firsts: dict[str, int] = {}  # stream id → the place of its first log
+        for place, row in enumerate(logs.rows):
+            self._firsts.setdefault(row.stream_id, place)
+        self._of_log = [*((row.stream_id, row.partition) for row in logs.rows), ("", 0)]  # the last: of removed inputs
+        every = [*(log for of_stream in logs.by_stream.values() for log in of_stream), Log(0, 0, LONG_MS)]
+        self._end, self._silent_ms = (np.array([log[field] for log in every], np.int64) for field in (1, 2))
+        self._bytes: Int64s = np.array([*(row.bytes for row in logs.rows), 0], np.int64)
+        writers = [*(places.get((row.sub_topology, row.partition), _NOBODY) for row in logs.rows), _NOBODY]
+        self._writer: Int64s = np.array(writers, np.int64)  # of each log the task, _NOBODY: users
 
     def _read_inputs(self, ranges: Sequence[Any], tasks: Sequence[Any]) -> None:
         logs, owners, removed = list[int](), list[int](), len(self._of_log) - 1
@@ -226,10 +248,6 @@ class JobProgress:
     def is_stage_closed(self) -> bool:
         """Whether a flush is to go on: no task has anything to close at this stage any more."""
         return self._patience.flush is not None and not self._is_flushing
-
-    def feeds_others(self, sub_topology: int) -> bool:
-        """Whether other tasks of the job read what tasks of this sub-topology write."""
-        return sub_topology in self._feeding
 
     def stage_of(self, sub_topology: int) -> int:
         return self._stages[sub_topology]

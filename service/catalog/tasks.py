@@ -20,7 +20,7 @@ from service.catalog.driver import Prepared
 from service.catalog.engine import Now
 from service.catalog.inputs import READ, TaskInput, inputs_of
 from service.catalog.jobs import stores_of, streams_of
-from service.catalog.progress import JobProgress
+from service.catalog.progress import JobLogs
 from service.catalog.repartitions import NextChunks
 from service.catalog.replicas import ACTIVE, IS_CHANGELOG_OF, IS_STORE_OF, behind
 from service.catalog.segments import next_range
@@ -175,20 +175,19 @@ def ids_of_job(s: Session, job_id: str) -> tuple[dict[str, StreamRef], dict[str,
     )
 
 
-def assigned_to(s: Session, slot_id: str, progress: JobProgress | None = None) -> list[Assigned]:
+def assigned_to(s: Session, slot_id: str, logs: JobLogs | None = None) -> list[Assigned]:
     """The tasks of a slot with their inputs; one query, and one more where there are ranges of inputs and nothing is
-    known of the job's `progress`.
+    known of the job's `logs`.
     """
     tasks: dict[str, Assigned] = {}
     rows = _ASSIGNED.rows(s, slot_id=slot_id)
-    for row, inputs in inputs_of(s, rows, None if progress is None else progress.logs):
+    for row, inputs in inputs_of(s, rows, None if logs is None else logs.by_stream):
         if row.task_id not in tasks:
             tasks[row.task_id] = Assigned(*row[-len(_TASK) :])
         tasks[row.task_id].inputs += inputs
-    if progress is not None:
+    if logs is not None:
         for task in tasks.values():
-            task.heads_digest = progress.note(task.id, task.inputs)
-            task.feeds_others = progress.feeds_others(task.sub_topology)
+            task.feeds_others = logs.feeds_others(task.sub_topology)
     return list(tasks.values())
 
 

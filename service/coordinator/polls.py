@@ -29,7 +29,7 @@ from service.catalog.engine import (
     target_topic,
 )
 from service.catalog.job_states import CHANGING, STAFFED, WORKING, fail_job, go_on_flushing, lock_job
-from service.catalog.progress import JobProgress, Patience
+from service.catalog.progress import JobLogs, JobProgress, Patience
 from service.catalog.replicas import (
     ACTIVE,
     NOT_SHOWN,
@@ -128,9 +128,9 @@ def poll_slot(
     specification and the version of the job that it runs by ("", 0: not said); `waited_ms`: since it asked; `renews`:
     whether the question renews its lease, which is not so when it is looked at for a second time.
 
-    One read-only look of three queries, and two more per task with work; where tasks read more than one input, two
-    about the whole job and one a repartition stream. A write comes only with something to write: a lease that is due,
-    a task to hand over, a flush to take further, replicas that went further while there is nothing to run. Raises
+    One read-only look of three queries, and two more per task with work; where tasks read more than one input, one or
+    two about the whole job and one a repartition stream. A write comes only with something to write: a lease that is
+    due, a task to hand over, a flush to take further, replicas that went further while there is nothing to run. Raises
     InstanceGone, UnknownSlot (it is another instance's).
     """
     asked = _Asked(held, instance_id, known, known_version, copies, waited_ms)
@@ -189,8 +189,9 @@ def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
     topics = {job_topic(now.job_id)}
     if not now.is_wanted:
         return _Look(PollOutcome(PollAnswer("leave"), True, frozenset(topics)), now.is_lease_due, False, {})
-    progress = None if now.patience is None else JobProgress(s, now.job_id, now.patience)
-    tasks, changelogs = assigned_to(s, slot_id, progress), changelogs_of(s, slot_id)
+    logs = None if now.patience is None else JobLogs(s, now.job_id, now.patience)
+    tasks, changelogs = assigned_to(s, slot_id, logs), changelogs_of(s, slot_id)
+    progress = _progress(s, now, logs, tasks, held)
     copies = look_at_copies(s, now.job_id, changelogs.followed, asked.copies, asked.waited_ms)
     read = _read_topics(tasks)
     topics |= read.topics
@@ -243,6 +244,29 @@ def _look(s: Session, slot_id: str, asked: _Asked) -> _Look:
     is_write_due = is_write_due or any(_is_to_write(at, reports.get(at.id)) for at in tasks)
     job_due = (is_stage_closed, is_change_due, copies.reports, is_probe_due)
     return _Look(outcome, now.is_lease_due, is_write_due, reports, *job_due)
+
+
+def _progress(
+    s: Session, now: _SlotNow, logs: JobLogs | None, tasks: Sequence[Assigned], held: Sequence[HeldTask]
+) -> JobProgress | None:
+    """How far the job is, noted of each task; None where nobody has to wait for others: nothing is to be closed, no
+    task has written too far ahead, and none of these, if it has more than one input, anything to do.
+    """
+    if logs is None or now.patience is None:
+        return None
+    going_on = {mine.task for mine in held if mine.has_backlog}
+    if not (
+        now.is_changing
+        or now.patience.flush is not None
+        or now.patience.idle_close_after_ms is not None
+        or logs.may_throttle
+        or any(len(at.inputs) > 1 and (at.has_work or at.replay or at.id in going_on) for at in tasks)
+    ):
+        return None
+    progress = JobProgress(s, now.job_id, now.patience, logs)
+    for task in tasks:
+        task.heads_digest = progress.note(task.id, task.inputs)
+    return progress
 
 
 class _ReadTopics(NamedTuple):

@@ -221,6 +221,25 @@ def test_no_more_of_its_own_records_than_a_batch_may_have(
     assert targets(task_of(worker, "1_0")) == [(0, 0, end if most != 4 else 6, own)]
 
 
+# its slot, its job's logs, its tasks, their changelogs
+OF_SLOT = ["SELECT slots", "SELECT job_streams", "SELECT task_inputs", "SELECT tasks"]
+
+
+def test_only_who_reads_what_others_write_is_told_how_far_they_are(
+    catalog: Catalog, clicks: StreamRow, worker: SlotDouble
+) -> None:
+    worker.tasks()
+    worker.poll()
+    post(catalog, clicks, {0: 1})
+    with statements(catalog) as of_source:
+        assert [task.name for task in worker.tasks() if task.work] == ["0_0"]
+    assert of_source == [*OF_SLOT, "SELECT partitions", "SELECT segments"]
+    write(worker, "0_0", {0: 1})
+    with statements(catalog) as of_target:
+        assert worker.poll().is_ready
+    assert of_target == [*OF_SLOT, "SELECT tasks", "SELECT chunks"]
+
+
 def test_a_poll_reads_repartition_logs_with_one_statement_however_many_there_are(catalog: Catalog) -> None:
     counts = {}
     for n in (2, 8):
@@ -241,8 +260,7 @@ def test_a_poll_reads_repartition_logs_with_one_statement_however_many_there_are
         counts[n] = (of_write, of_poll, of_read)
     assert counts[2] == counts[8]
     of_poll = counts[8][1]
-    of_job = ["SELECT slots", "SELECT tasks", "SELECT job_streams"]
-    assert of_poll == [*of_job, "SELECT task_inputs", "SELECT tasks", "SELECT chunks"]
+    assert of_poll == [*OF_SLOT, "SELECT tasks", "SELECT chunks"]
     assert counts[8][2].count("SELECT task_inputs") == counts[8][2].count("SELECT partitions") == 1
 
 
@@ -358,13 +376,14 @@ def test_the_middle_is_as_far_as_what_reaches_it_even_where_one_log_is_silent(
     catalog: Catalog, clicks: StreamRow
 ) -> None:
     worker = three_stages(catalog)
+    second = stream_id(worker, "visits-again-repartition")
     for time in (700, 800):
         post(catalog, clicks, {0: 2})
         write(worker, "0_0", {0: 1, 1: 1}, frontier=time)
         post(catalog, clicks, {0: 1})  # steady input: never caught up; partition 1 has nothing at all
         assert heads(worker, "2_0") == [(time - 100 if time > 700 else -1, False)] * 2
         for name in ("1_0", "1_1"):
-            write(worker, name, {}, frontier=time)
+            write(worker, name, {0: 1}, stream=second, frontier=time)
         assert heads(worker, "2_0") == [(time, False)] * 2
 
 
@@ -436,7 +455,9 @@ def test_who_writes_for_others_is_in_a_hurry_to_pass_over(catalog: Catalog, clic
     assert found.patient == {stream_topic(second)}
 
 
-def test_tasks_with_one_input_have_no_digest(worker: SlotDouble) -> None:
+def test_tasks_with_one_input_have_no_digest(catalog: Catalog, clicks: StreamRow, worker: SlotDouble) -> None:
+    post(catalog, clicks, {0: 1})
+    write(worker, "0_0", {0: 1, 1: 1})
     assert [(task.name, bool(task.heads_digest)) for task in worker.tasks()] == [
         ("0_0", False),
         ("0_1", False),
