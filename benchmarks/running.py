@@ -111,9 +111,11 @@ class Running:
         return self.ended(10)
 
     def ended(self, timeout_s: float) -> int:
-        """Wait for the end of the process; its exit code."""
-        self.client.close()
+        """Wait for the end of the process; its exit code. The client is closed behind it: whoever still waits for an
+        answer may wait for its timeout, on what has the number of its socket by then.
+        """
         code = self.process.wait(timeout_s)
+        self.client.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
