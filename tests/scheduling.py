@@ -13,7 +13,6 @@ from xdist.workermanage import WorkerController
 FOLDERS = ("tests/chaos", "tests/e2e")
 APART = (
     "tests/chaos/test_killed.py::test_ten_random_kills",
-    "tests/chaos/test_killed_operators.py::test_a_kill_at_each_point",
     "tests/chaos/test_several_apis.py::",
     "tests/integration/test_fuzzed_api.py::",
 )
@@ -23,7 +22,6 @@ FIRST = (
     "tests/spark/test_standalone.py",
     "tests/spark/test_ends.py",
     "tests/integration/test_fuzzed_api.py",
-    "tests/chaos/test_killed_operators.py::",
     "tests/e2e",
     "tests/conformance/test_aggregate.py",
     "tests/chaos",

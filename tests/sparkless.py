@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from benchmarks.running import clean_environment
+from benchmarks.running import PATIENCE_S, Running, clean_environment
 from service.protocol import MAX_WAIT_MS, HeartbeatRequest, JoinRequest
 from spark_jobs import daemon
 from spark_jobs.client import Api, Gone, SlotPlace, Unreachable
@@ -57,6 +57,35 @@ def start(
     env = clean_environment({**(environment or {}), "MILLRACE_API_KEY": key})
     with (replica_dir.parent / f"{name}.log").open("ab") as log:
         return forks.popen(command, env=env, stdout=log, stderr=log)
+
+
+class SparklessRunning(Running):
+    """`millrace up` with an instance that comes and goes with it, as an embedded one would, but without Spark; both are
+    forked.
+    """
+
+    def __init__(self, data_dir: Path, forks: ForkServer, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__(data_dir, instances=0, environment=environment, popen=forks.popen)
+        self._forks = forks
+        self._instance: Forked
+
+    def start(self, timeout_s: float = PATIENCE_S, *, port: int = 0) -> Self:
+        """Start both; see `Running.start`."""
+        super().start(timeout_s, port=port)
+        self._instance = attach(self, self._forks)
+        return self
+
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
+        """Have the slots commit and leave, then the service end; its exit code."""
+        self._instance.terminate()
+        self._instance.wait(timeout_s)
+        return super().stop(timeout_s)
+
+
+def attach(running: Running, forks: ForkServer, environment: Mapping[str, str] | None = None) -> Forked:
+    """An instance process of a service that is a process itself, under a key of its own."""
+    key = running.call("POST", "/v1/tokens", json={"role": "instance", "name": "sparkless"})["key"]
+    return start(forks, running.url, key, running.data_dir / "replicas", environment=environment)
 
 
 def main() -> None:

@@ -49,10 +49,7 @@ class Breakable:
         """Start the instance without Spark, in the place of one that may run still."""
         assert self._forks is not None
         self._end_instance()
-        body = {"role": "instance", "name": "sparkless"}
-        key = self.running.call("POST", "/v1/tokens", json=body)["key"]
-        replicas = self.running.data_dir / "replicas"
-        self._instance = sparkless.start(self._forks, self.running.url, key, replicas, environment=self._environment)
+        self._instance = sparkless.attach(self.running, self._forks, self._environment)
 
     def arm(self, point: str, after_passes: int) -> None:
         """SIGKILL whoever passes `point` next, once `after_passes` have gone through."""

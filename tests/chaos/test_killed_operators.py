@@ -120,9 +120,7 @@ def test_operators_whose_machine_lost_its_disk_go_on_from_their_changelogs(break
     assert jobs.found() == EXPECTED
 
 
-@pytest.mark.spark
-def test_a_kill_at_each_point_in_one_run_of_all_operators_changes_nothing(breakable_spark: Breakable) -> None:
-    breakable = breakable_spark
+def test_a_kill_at_each_point_in_one_run_of_all_operators_changes_nothing(breakable: Breakable) -> None:
     jobs = Side(breakable, len(IN_A_SLOT + IN_THE_API))
     rng = random.Random(7)
     for point in IN_A_SLOT + IN_THE_API:
