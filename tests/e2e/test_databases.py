@@ -1,4 +1,6 @@
-"""The whole way of a record, on SQLite and on Postgres: in over HTTP, through Spark, out again, across a restart."""
+"""The whole way of a record, in over HTTP and out again, across a restart: on SQLite through Spark, on Postgres through
+the same slots without it, for they see nothing of a database.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ from tests.driving import (
     post,
     some_records,
 )
+from tests.forkserver import ForkServer
+from tests.sparkless import SparklessRunning
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module", params=DATABASES)
 def running(
-    request: pytest.FixtureRequest, running: Running, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, running: Running, tmp_path_factory: pytest.TempPathFactory, forks: ForkServer
 ) -> Iterator[Running]:
     """A service on each of the databases: the shared one, then one of ours. A test here starts it again, as it was."""
     if request.param == "sqlite":
@@ -35,7 +39,7 @@ def running(
     folder = tmp_path_factory.mktemp("databases")
     with (
         database(request, folder) as url,
-        Running(folder / "data", environment={"MILLRACE_DATABASE_URL": url}) as on_postgres,
+        SparklessRunning(folder / "data", forks, {"MILLRACE_DATABASE_URL": url}) as on_postgres,
     ):
         yield on_postgres
 

@@ -1,4 +1,4 @@
-"""The 9,999 real web requests as sessions, by jobs on Spark: every update, every final and every lookup is the naive
+"""The 9,999 real web requests as sessions, by jobs: every update, every final and every lookup is the naive
 twin's; looked up in Redis, which forgets all in the middle of the run, and then in the replicas on disk.
 """
 
@@ -19,8 +19,10 @@ import redis
 from benchmarks.running import ARROW, NDJSON, PATIENCE_S, Running, wait_until
 from tests import naive, services, web_log
 from tests.driving import Record, all_records, caught_up, make_stream, post
+from tests.forkserver import ForkServer
+from tests.sparkless import SparklessRunning
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.services
 
 MINUTE_MS, YEAR_MS = 60_000, 366 * 24 * 3_600_000
 GAP_MS, GRACE_MS = 30 * MINUTE_MS, MINUTE_MS
@@ -117,11 +119,11 @@ def plain(record: Record) -> Record:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[World]:
     requests = web_log.requests()
     data_dir = tmp_path_factory.mktemp("web-log") / "data"
     with services.redis_server() as url:  # one of its own: it is to forget everything
-        with Running(data_dir, environment={"MILLRACE_REDIS_URL": url}) as running:
+        with SparklessRunning(data_dir, forks, {"MILLRACE_REDIS_URL": url}) as running:
             made = World(data_dir, running, url, requests)
         yield made
 
@@ -144,8 +146,8 @@ def test_every_key_is_found_in_redis_though_it_lost_everything_in_the_middle(wor
     is_all_there(world.in_redis, world.stored)
 
 
-def test_every_key_is_found_in_the_replicas_on_disk(world: World) -> None:
-    with Running(world.data_dir, instances=0) as running:
+def test_every_key_is_found_in_the_replicas_on_disk(world: World, forks: ForkServer) -> None:
+    with Running(world.data_dir, instances=0, popen=forks.popen) as running:
         on_disk = world.lookups(running)
     assert on_disk["served_by"] != "redis"
     is_all_there(on_disk, world.stored)
