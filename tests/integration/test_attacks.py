@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.running import Running
+from tests.forkserver import ForkServer
 
 MB = 1_000_000
 PATIENCE_S = 3.0  # of those who ask meanwhile, on a busy machine; the attacks stalled them for longer
@@ -27,9 +28,9 @@ LIMITS = {
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("attacked")
-    with Running(folder / "data", instances=0, environment=LIMITS) as running:
+    with Running(folder / "data", instances=0, environment=LIMITS, popen=forks.popen) as running:
         running.call("POST", "/v1/streams", json={"name": "s", "partitions": 1})
         yield running
 

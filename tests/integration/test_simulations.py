@@ -19,6 +19,7 @@ from service.problems import ProblemError, Refusal
 from service.simulate import processes
 from service.simulate.child import Limits
 from service.simulate.processes import BoundedProcesses, Simulations
+from tests.forkserver import ForkServer
 
 T = TypeVar("T")
 TIGHT = Limits(memory_bytes=128 << 20, cpu_s=1, file_bytes=1 << 20)
@@ -144,8 +145,8 @@ def test_the_parent_knows_no_key_and_ends_with_the_service() -> None:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Running(tmp_path_factory.mktemp("service") / "data", instances=0) as running:
+def running(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Running]:
+    with Running(tmp_path_factory.mktemp("service") / "data", instances=0, popen=forks.popen) as running:
         running.call("POST", "/v1/jobs:simulate", json=SMALL)
         yield running
 

@@ -24,6 +24,7 @@ from service.reads import pages
 from service.reads import subscriptions as reads
 from service.storage.segments import open_storage
 from tests.conftest import DATABASES, database
+from tests.forkserver import ForkServer
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
 
@@ -484,12 +485,13 @@ def test_two_processes_over_one_catalog_wake_each_other(tmp_path: Path, postgres
 
 
 def test_a_process_that_is_killed_between_pull_and_acknowledgement_loses_nothing(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, postgres_url: str, forks: ForkServer
 ) -> None:
     """The consumer goes on at another process: with the batch that it has, and with one whose answer it never got."""
     environment = {"MILLRACE_DATABASE_URL": postgres_url, "MILLRACE_API_KEY": "one-key-for-both-of-them"}
     environment["MILLRACE_STORAGE_URI"] = str(tmp_path / "storage")
-    first, second = (Running(tmp_path / name, instances=0, environment=environment) for name in ("one", "two"))
+    how: dict[str, Any] = {"instances": 0, "environment": environment, "popen": forks.popen}
+    first, second = (Running(tmp_path / name, **how) for name in ("one", "two"))
     with first, second:
         api, other = first.client, second.client
         api.post("/v1/streams", json={"name": "clicks", "partitions": 1}).raise_for_status()

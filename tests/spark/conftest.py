@@ -10,6 +10,7 @@ import pytest
 from benchmarks.running import Running
 from tests.attached import Standalone, standalone
 from tests.driving import deduplicate, in_state, make_stream
+from tests.forkserver import ForkServer
 
 PARTITIONS = 4
 LEASE_S = 2.0
@@ -23,10 +24,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def shared_service(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Running]:
     """A service without instances, whose leases are short."""
     environment = {"MILLRACE_LEASE_MS": str(int(LEASE_S * 1000)), "MILLRACE_TICK_MS": "200"}
-    with Running(tmp_path_factory.mktemp("service") / "data", instances=0, environment=environment) as running:
+    data = tmp_path_factory.mktemp("service") / "data"
+    with Running(data, instances=0, environment=environment, popen=forks.popen) as running:
         yield running
 
 
