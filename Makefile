@@ -15,7 +15,10 @@ COMPILED := $(TYPESCRIPT)/dist/.compiled
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo test check lint unit bench openapi clients services clean
+# Two at a time; what each of them prints is not mixed.
+TOGETHER = $(MAKE) --no-print-directory --jobs=2 --output-sync=target
+
+.PHONY: install lock demo test check lint types style judged unit bench openapi clients services clean
 
 install: $(STAMP)
 
@@ -39,15 +42,22 @@ lock:
 demo: install
 	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)
 
-check: install $(JUDGES)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint unit
+check: install
+	@$(TOGETHER) types style judged unit
 
-lint: $(JUDGED)
+lint: install
+	@$(TOGETHER) types style judged
+
+types:
+	$(BIN)/mypy
+
+style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m service.cli openapi --check
+
+judged: $(JUDGED)
 
 # Redocly and Spectral; where the machine has no Node, that of PyPI (openapi/with-node).
 $(JUDGES): openapi/package-lock.json | $(STAMP)
@@ -71,7 +81,8 @@ $(CLASSES): $(STAMP) tests/class_archive.py
 	@$(BIN)/python -m tests.class_archive
 
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
-test: install services $(CLASSES) clients
+test: install
+	@$(TOGETHER) services $(CLASSES) clients
 	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install
