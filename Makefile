@@ -55,7 +55,6 @@ style:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m service.cli openapi --check
 
 judged: $(JUDGED)
 
