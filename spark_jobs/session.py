@@ -71,7 +71,7 @@ CLUSTER = {
     "spark.standalone.executorRemoveDelayOnDisconnection": "100ms",
     "spark.executor.memory": "512m",  # Python workers live outside of it
     # Without memory one would go on by halves: it ends, its tasks go to others at once, and Spark starts another.
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError",
 }
 
 
