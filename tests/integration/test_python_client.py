@@ -19,6 +19,7 @@ from millrace_client import (
     AsyncJob,
     AsyncProducer,
     AsyncStore,
+    AsyncStream,
     AsyncSubscriptionConsumer,
     Client,
     Consumer,
@@ -31,6 +32,7 @@ from millrace_client import (
     Pulls,
     Retries,
     Store,
+    Stream,
     SubscriptionConsumer,
     codes,
     errors,
@@ -394,6 +396,19 @@ def test_a_store_by_key_by_range_and_as_a_table(client: Client, stream: str) -> 
         Store(client, "nobody").get("k")
 
 
+def test_a_stream_as_a_table_and_on_behind_it(client: Client) -> None:
+    stream = make(client, partitions=1, fields={"n": "long"})
+    post(client, stream, *({"n": n} for n in range(5)))
+    table = Stream(client, stream).to_arrow(limit=3)
+    assert table["value.n"].to_pylist() == [0, 1, 2]
+    place = table.schema.metadata[b"millrace.next"].decode()
+    assert list(Stream(client, stream).to_pandas(cursor=place)["value.n"]) == [3, 4]
+    assert Stream(client, stream).to_arrow(max_bytes=1).num_rows == 1
+    assert next(iter(Consumer(client, stream, start=place))).value == {"n": 3}
+    with pytest.raises(codes.UnknownStream):
+        Stream(client, "nobody").to_arrow()
+
+
 def test_jobs_and_stores_for_asyncio(working: Serving, client: Client, stream: str) -> None:
     async def body(client: AsyncClient) -> None:
         job = await AsyncJob.submit(client, spec(stream, COUNTS))
@@ -405,6 +420,7 @@ def test_jobs_and_stores_for_asyncio(working: Serving, client: Client, stream: s
         assert [entry.value for entry in found.entries] == [{"n": 1}]
         assert [entry.key async for entry in store.range()] == ["k"]
         assert (await store.to_arrow()).num_rows == 1
+        assert (await AsyncStream(client, stream).to_arrow()).num_rows == 1
         assert (await job.change(commit_interval_ms=50))["spec"]["commit_interval_ms"] == 50
         await job.stop()
         assert (await job.wait("stopped"))["state"] == "stopped"

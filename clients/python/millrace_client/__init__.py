@@ -1,4 +1,4 @@
-"""A client of Millrace: `Producer`, `Consumer`, `Job` and `Store`, each for callers that block and for asyncio.
+"""A client of Millrace: `Producer`, `Consumer`, `Job`, `Store`, `Stream`, for callers that block and for asyncio.
 
 Errors are in `millrace_client.errors` (the families) and `millrace_client.codes` (a class a code). `generated`, where
 `make clients` made it, is the whole API from its OpenAPI document; nothing here needs it.
@@ -13,6 +13,7 @@ from millrace_client.jobs import AsyncJob, Job
 from millrace_client.producer import AsyncProducer, Producer
 from millrace_client.records import Appended, AsOf, Entry, JobView, Lookup, Record, Window
 from millrace_client.stores import AsyncStore, Store
+from millrace_client.streams import AsyncStream, Stream
 from millrace_client.subscriptions import AsyncSubscriptionConsumer, Gap, Pulls, SubscriptionConsumer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncJob",
     "AsyncProducer",
     "AsyncStore",
+    "AsyncStream",
     "AsyncSubscriptionConsumer",
     "Client",
     "Consumer",
@@ -42,6 +44,7 @@ __all__ = [
     "Record",
     "Retries",
     "Store",
+    "Stream",
     "SubscriptionConsumer",
     "Window",
 ]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 from millrace_client.clients import AsyncClient, Client
 from millrace_client.exchanges import Answer, Query, Request, json_request, path_of
 from millrace_client.records import Entry, Lookup, as_of, entry_of
+from millrace_client.tables import ARROW, table_of
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
 PLACES: Final = {"session": "sessions", "window": "windows", "key_value": "keys"}
 PAGE: Final = 1_000
 
@@ -59,13 +59,6 @@ def _query(filters: Query, **more: str | None) -> Query:
     return {name.removesuffix("_"): value for name, value in {**more, **filters}.items()}
 
 
-def _table(answer: Answer) -> pyarrow.Table:
-    from pyarrow import ipc
-
-    with ipc.open_stream(answer.content) as reader:
-        return reader.read_all()
-
-
 class Store:
     """A store by its name, `<job>-<operator>`.
 
@@ -99,7 +92,7 @@ class Store:
         Needs the extra `arrow`.
         """
         self._look()
-        return _table(self._client.answer(self._store.arrow(_query(filters))))
+        return table_of(self._client.answer(self._store.arrow(_query(filters))))
 
     def to_pandas(self, **filters: str | int | bool | None) -> pandas.DataFrame:
         """The same as a data frame. Needs the extra `pandas`."""
@@ -145,7 +138,7 @@ class AsyncStore:
     async def to_arrow(self, **filters: str | int | bool | None) -> pyarrow.Table:
         """As `Store.to_arrow`."""
         await self._look()
-        return _table(await self._client.answer(self._store.arrow(_query(filters))))
+        return table_of(await self._client.answer(self._store.arrow(_query(filters))))
 
     async def to_pandas(self, **filters: str | int | bool | None) -> pandas.DataFrame:
         """As `Store.to_pandas`."""
