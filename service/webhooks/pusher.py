@@ -157,9 +157,8 @@ class _Pushing:
         attempts = 1 if is_next or known is None else known.attempts + 1
         since_ms = time.time_ns() // 1_000_000 if is_next or known is None else known.since_ms
         pause_s = min(MOST_S, FIRST_S * 2.0 ** (attempts - 1))
-        self._blocked[partition] = _Blocked(
-            attempts, time.monotonic() + pause_s / 2 + backoff.up_to(pause_s / 2), since_ms
-        )
+        pause_s = max(pause_s / 2 + backoff.up_to(pause_s / 2), min(turn.failed.after_s, MOST_S))
+        self._blocked[partition] = _Blocked(attempts, time.monotonic() + pause_s, since_ms)
 
     def _note(self, turns: Mapping[int, _Turn]) -> None:
         """Acknowledge what was taken, keep the lease, and say what was not."""

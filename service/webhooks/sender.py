@@ -17,6 +17,7 @@ from service.webhooks.addresses import CheckedBackend
 
 TIMEOUT_S: Final = 10.0  # of an attempt, from the look-up of the name to the end of the answer
 MAX_ANSWER_BYTES: Final = 64 << 10
+MAX_DIGITS: Final = 10  # of seconds that make sense
 LATER: Final = frozenset({408, 425, 429})  # of the 4xx those that say: the same again, but not now
 FAILURES: Final = (
     OSError,
@@ -37,11 +38,12 @@ class AttemptOutcome(Enum):
 
 
 class Attempt(NamedTuple):
-    """An outcome, in words too; `status`: of the answer, if there was one."""
+    """An outcome, in words too; of the answer, if there was one, its `status` and the pause that it asks for."""
 
     outcome: AttemptOutcome
     detail: str
     status: int | None = None
+    after_s: int = 0
 
 
 class WebhookSender:
@@ -71,11 +73,12 @@ class WebhookSender:
         """An attempt. A redirect is none of ours to follow: it counts as a failure."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return _judged(await self._status(url, headers, body))
+                return _judged(*await self._answered(url, headers, body))
         except FAILURES as error:
             return Attempt(AttemptOutcome.LATER, str(error) or type(error).__name__)
 
-    async def _status(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+    async def _answered(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, int]:
+        """The status, and `Retry-After` (s; 0: it does not say, or as a date)."""
         fields = {"Content-Type": "application/json", "User-Agent": "millrace", "Accept": "*/*", **headers}
         left = MAX_ANSWER_BYTES
         async with self._pool.stream("POST", url, headers=list(fields.items()), content=body) as answer:
@@ -83,13 +86,14 @@ class WebhookSender:
                 left -= len(piece)
                 if left < 0:
                     break
-            return answer.status
+            after = {name.lower(): value for name, value in answer.headers}.get(b"retry-after", b"")
+            return answer.status, int(after) if after.isdigit() and len(after) < MAX_DIGITS else 0
 
 
-def _judged(status: int) -> Attempt:
+def _judged(status: int, after_s: int) -> Attempt:
     detail = f"answered {status}"
     if 200 <= status < 300:
         return Attempt(AttemptOutcome.DONE, detail, status)
     if 400 <= status < 500 and status not in LATER:
         return Attempt(AttemptOutcome.DEAD, detail, status)
-    return Attempt(AttemptOutcome.LATER, detail, status)
+    return Attempt(AttemptOutcome.LATER, detail, status, after_s)

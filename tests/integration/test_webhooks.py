@@ -209,6 +209,17 @@ def test_a_redirect_is_not_followed_and_too_many_requests_are_no_refusal(
     api.delete(path).raise_for_status()
 
 
+def test_a_target_that_asks_for_time_has_it(api: httpx.Client, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it would have been tried again after 20 ms."""
+    monkeypatch.setattr(pusher, "MOST_S", 5.0)
+    target.answer = lambda _: (503, {"Retry-After": "1"}) if len(target.seen) == 1 else (204, {})
+    path = push(api, target.url)
+    post(api, path, 1)
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    first, second = target.seen
+    assert second.at_ms - first.at_ms >= 990  # by a clock that may be set
+
+
 def test_a_target_that_is_away_is_tried_again(api: httpx.Client, target: Target) -> None:
     target.server.server_close()
     path = push(api, target.url)

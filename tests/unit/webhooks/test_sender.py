@@ -64,6 +64,15 @@ def test_an_answer_is_judged_by_its_status(status: int, outcome: AttemptOutcome)
     assert attempt(answering(head)) == Attempt(outcome, f"answered {status}", status)
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "after_s"),
+    [(503, "7", 7), (429, "0120", 120), (429, "-7", 0), (503, "Wed, 21 Oct 2026 07:28:00 GMT", 0), (503, "9" * 11, 0)],
+)
+def test_a_target_may_ask_to_be_left_alone_for_a_while(status: int, said: str, after_s: int) -> None:
+    head = f"HTTP/1.1 {status} So\r\nRETRY-After: {said}\r\n".encode()
+    assert attempt(answering(head)) == Attempt(AttemptOutcome.LATER, f"answered {status}", status, after_s)
+
+
 def test_what_is_no_http_is_a_failure() -> None:
     assert attempt(answering(b"nonsense\r\n")).outcome is AttemptOutcome.LATER
 
