@@ -299,6 +299,28 @@ def test_who_shares_a_subscription_never_gets_the_same(
         assert sorted(offsets) == list(range(100))
 
 
+def test_a_pull_that_is_withdrawn_leaves_all_to_others(catalog: Catalog, clicks: StreamRow) -> None:
+    subscribe(catalog)
+    post(catalog, clicks, {0: 3, 1: 2})
+    pulled = pull(catalog, "a")
+    catalog.write(subscriptions.withdraw, pulled)
+    other = pull(catalog, "b")
+    assert (other.ranges, other.held) == (pulled.ranges, [0, 1])
+    with pytest.raises(LeaseLost):
+        acknowledge(catalog, "a", (0, 1))
+
+
+def test_what_its_consumer_may_be_at_is_not_withdrawn(catalog: Catalog, clicks: StreamRow) -> None:
+    subscribe(catalog)
+    post(catalog, clicks, {0: 3, 1: 2})
+    first = pull(catalog, "a")
+    catalog.write(subscriptions.withdraw, pull(catalog, "a", lease_ms=HOUR_MS - 1_000))  # it had that batch before
+    catalog.write(subscriptions.withdraw, first)  # it has pulled since
+    assert acknowledge(catalog, "a", (0, 3)) == {0: 3}
+    catalog.write(subscriptions.delete_subscription, "clicks", "s")
+    catalog.write(subscriptions.withdraw, first)
+
+
 # ---------------------------------------------------------------- retention
 
 
