@@ -11,6 +11,10 @@ GENERATED := clients/python/millrace_client/generated
 CHECKED := $(GENERATED)/.checked
 TYPESCRIPT := clients/typescript
 COMPILED := $(TYPESCRIPT)/dist/.compiled
+DASHBOARD := dashboard
+PAGES := $(DASHBOARD)/package.json $(DASHBOARD)/tsconfig.json $(DASHBOARD)/vite.config.js $(DASHBOARD)/index.html \
+    $(wildcard $(DASHBOARD)/src/* $(DASHBOARD)/src/pages/*) $(wildcard $(TYPESCRIPT)/src/*.ts)
+BUILT := service/dashboard/.built
 
 # Every process would compile thousands of modules again (about 4 s of CPU to import the service, where 1 s will do).
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,9 +22,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two at a time; what each of them prints is not mixed.
 TOGETHER = $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
-.PHONY: install lock demo test check lint types style judged unit bench openapi clients services clean
+.PHONY: install dashboard lock demo test check lint types style judged unit bench openapi clients services clean
 
-install: $(STAMP)
+install: $(STAMP) $(BUILT)
 
 # One stamp: made anew when the lock file, the package's description or a kernel changes.
 $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.py)
@@ -31,6 +35,28 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
 	@$(BIN)/python -c "from service.streams import kernels; kernels.warm()"
 	@touch $(STAMP)
+
+# The pages at /admin, built into the package. Without npm's registry all the rest is there, /admin says why it is not, and only
+# `make dashboard` tries again.
+$(BUILT): $(DASHBOARD)/package-lock.json $(filter-out %/schema.ts,$(PAGES)) | $(STAMP)
+	@mkdir -p $(@D)
+	@$(MAKE) --no-print-directory dashboard 2>$(DASHBOARD)/.errors || { \
+	    { echo "It could not be built:"; grep -v '^make' $(DASHBOARD)/.errors | tail -n 3; } >$(@D)/why-not.txt; \
+	    echo "the dashboard was not built (see $(DASHBOARD)/.errors); everything else is here" >&2; }
+	@touch $@
+
+dashboard: $(DASHBOARD)/node_modules/.installed
+	@$(NODE) npm --prefix $(DASHBOARD) run --silent build
+	@touch $(BUILT)
+
+$(DASHBOARD)/node_modules/.installed: $(DASHBOARD)/package-lock.json | $(STAMP)
+	@$(NODE) npm --prefix $(DASHBOARD) ci --ignore-scripts --no-audit --no-fund --loglevel=error \
+	    --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=30000
+	@touch $@
+
+$(DASHBOARD)/node_modules/.checked: $(TYPESCRIPT)/src/schema.ts $(filter-out %/schema.ts,$(PAGES)) $(DASHBOARD)/node_modules/.installed
+	$(NODE) npm --prefix $(DASHBOARD) run --silent check
+	@touch $@
 
 # Two locks of the same versions: everything, for development; and what the image runs, without development tools.
 COMPILE := $(BIN)/uv pip compile pyproject.toml --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet
@@ -93,7 +119,7 @@ openapi: install
 
 # What is generated is not kept; the generators are pinned by clients/requirements.lock and clients/typescript/package-lock.json. Each
 # step has a stamp, for together they take a minute of CPU.
-clients: $(CHECKED) $(COMPILED)
+clients: $(CHECKED) $(COMPILED) $(DASHBOARD)/node_modules/.checked
 
 $(GENERATOR)/.installed: clients/requirements.lock | $(STAMP)
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python clients/.generator
@@ -126,4 +152,5 @@ $(COMPILED): $(TYPESCRIPT)/src/schema.ts $(filter-out %/readme.ts,$(wildcard $(a
 
 clean:
 	rm -rf .venv build dist *.egg-info openapi/node_modules openapi/.node $(GENERATOR) \
+	    $(DASHBOARD)/node_modules $(BUILT:/.built=) \
 	    $(GENERATED) $(addprefix $(TYPESCRIPT)/,src/schema.ts tests/readme.ts dist node_modules)

@@ -60,7 +60,8 @@ _ABSENT: Final = """<!doctype html>
 </body></html>
 """
 
-router = APIRouter(include_in_schema=False, dependencies=[Depends(refuse_unknown_parameters)])
+router = APIRouter(include_in_schema=False)
+EXACT: Final = [Depends(refuse_unknown_parameters)]  # not of the page: what stands in its address is for its scripts
 
 Secret = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -83,7 +84,7 @@ class SignInRequest(BaseModel):
 # ---------------------------------------------------------------- sessions
 
 
-@router.post("/admin/session", status_code=201)
+@router.post("/admin/session", status_code=201, dependencies=EXACT)
 async def sign_in(request: Request) -> Response:
     """Begin a session: for a key, or for a code that is used up by that."""
     settings = request.state.settings
@@ -102,7 +103,7 @@ async def sign_in(request: Request) -> Response:
     return shown
 
 
-@router.get("/admin/session")
+@router.get("/admin/session", dependencies=EXACT)
 async def get_session(request: Request) -> Response:
     """Who is signed in, until when, and what a write has to show."""
     caller = await identify(request)
@@ -113,7 +114,7 @@ async def get_session(request: Request) -> Response:
     return answer(_shown(caller, secret, ends_ms), headers=_NO_STORE)
 
 
-@router.delete("/admin/session", status_code=204)
+@router.delete("/admin/session", status_code=204, dependencies=EXACT)
 async def sign_out(request: Request) -> Response:
     """End the session, everywhere and at once."""
     await identify(request)
@@ -124,7 +125,7 @@ async def sign_out(request: Request) -> Response:
     return done
 
 
-@router.post("/admin/codes", status_code=201)
+@router.post("/admin/codes", status_code=201, dependencies=EXACT)
 async def make_code(request: Request) -> Response:
     """A link with which somebody may sign in once as who asks. A key is needed: sessions do not beget sessions."""
     caller = await identify(request, takes_session=False)
@@ -178,7 +179,7 @@ def _set_cookie(request: Request, shown: Response, secret: str, lasts_s: int) ->
 # ---------------------------------------------------------------- files
 
 
-@router.get("/admin/assets/{name}")
+@router.get("/admin/assets/{name}", dependencies=EXACT)
 def get_asset(request: Request, name: str) -> Response:
     """A file of the dashboard, which never changes under its name; compressed where that is taken."""
     file = BUILT / "assets" / name

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import http.cookies
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
+from service.api import dashboard
 from service.auth import cookie_names
 from service.catalog import keys, sessions
 from service.reads import tails
@@ -253,7 +257,7 @@ def test_a_tail_ends_with_the_session_that_follows_it(service: Serving, monkeypa
 
 
 def test_a_page_may_load_nothing_but_its_own(service: Serving) -> None:
-    first, second = (service.client(None).get("/admin/jobs/visits") for _ in range(2))
+    first, second = (service.client(None).get("/admin/streams/clicks?view=tail") for _ in range(2))
     policies = [
         dict(part.split(" ", 1) for part in each.headers["Content-Security-Policy"].split("; "))
         for each in (first, second)
@@ -270,6 +274,36 @@ def test_only_assets_are_served_as_assets(service: Serving, name: str) -> None:
     answer = service.client(None).get(f"/admin/assets/{name}")
     assert answer.status_code == 404 or answer.headers["Content-Type"].startswith("text/html")
     assert "import " not in answer.text
+
+
+def test_where_it_was_not_built_the_page_says_why(
+    service: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "BUILT", tmp_path)
+    page = service.client(None).get("/admin")
+    assert page.status_code == 503
+    assert "this package was built without it" in page.text
+    (tmp_path / dashboard.WHY_NOT).write_text("npm <answered> nothing")
+    assert "npm &lt;answered&gt; nothing" in service.client(None).get("/admin/streams").text
+
+
+def test_a_built_page_gets_a_nonce_and_its_assets_are_kept_packed(
+    service: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "BUILT", tmp_path)
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text(f"<meta content='{dashboard.NONCE}'>")
+    (tmp_path / "assets" / "a-1.js").write_text("plain")
+    (tmp_path / "assets" / "a-1.js.gz").write_bytes(gzip.compress(b"packed"))
+    http = service.client(None)
+    page = http.get("/admin")
+    assert re.fullmatch("<meta content='(.+)'>", page.text)[1] in page.headers["Content-Security-Policy"]
+    for accepted, text in (("gzip", "packed"), ("identity", "plain")):
+        asset = http.get("/admin/assets/a-1.js", headers={"Accept-Encoding": accepted})
+        assert asset.text == text
+        assert asset.headers["Content-Type"].startswith("text/javascript")
+        assert "immutable" in asset.headers["Cache-Control"]
+    assert http.get("/admin/assets/a-1.js.gz").status_code == 404
 
 
 # ---------------------------------------------------------------- without authentication, and behind a proxy
