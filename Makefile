@@ -41,7 +41,7 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.
 $(BUILT): $(DASHBOARD)/package-lock.json $(filter-out %/schema.ts,$(PAGES)) | $(STAMP)
 	@mkdir -p $(@D)
 	@$(MAKE) --no-print-directory dashboard 2>$(DASHBOARD)/.errors || { \
-	    { echo "It could not be built:"; grep -v '^make' $(DASHBOARD)/.errors | tail -n 3; } >$(@D)/why-not.txt; \
+	    { echo "It could not be built:"; grep -v '^make' $(DASHBOARD)/.errors | head -n 4; } >$(@D)/why-not.txt; \
 	    echo "the dashboard was not built (see $(DASHBOARD)/.errors); everything else is here" >&2; }
 	@touch $@
 
