@@ -1,13 +1,15 @@
 """Fail-over: how long tasks are without commits when the executor or the driver that ran them is killed.
 
-`python -m benchmarks.failover [--kills N] [--keys K] [--seed S]`: a standalone cluster, a service with the default
-lease and two instances on it, each on a node of its own with one executor, and four tasks with K keys each. N times the
-older instance, or its executor, is killed (SIGKILL); the other takes its tasks over, and a new instance on an empty
-disk comes in its place. So nothing lies with the survivor but what it runs, and its standbys where the job has them.
-First all of that with a warm standby a task, then without.
+`python -m benchmarks.failover [--kills N] [--cold-kills M] [--keys K] [--seed S]`: a standalone cluster, a service with
+the default lease and two instances on it, each on a node of its own with one executor, and four tasks with K keys each.
+N times an instance, in turns, or its executor is killed (SIGKILL), and the other takes its tasks over: first of a job
+with a warm standby a task, where either node has a copy of each task at any time; so who was killed comes back on its
+own disk. Then M times of a job without, where who was killed is replaced by a new instance on an empty disk: so nothing
+lies with the survivor but what it runs.
 
 Two figures of each kill, of the task that is last: from the kill to its first commit elsewhere, as a reader sees it,
-and from the eviction to that commit.
+and from the eviction to that commit. Meanwhile the service is asked for nothing but what beats need, and twice a second
+whether it has noticed.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ from benchmarks.beats import Beats
 from benchmarks.events import arrow_stream
 from benchmarks.report import Measurement
 from benchmarks.running import ARROW, PATIENCE_S, Running, wait_until
-from tests.attached import Attached, Standalone, standalone
+from tests.attached import Attached, Standalone
 
 KILLS: Final = 10
+COLD_KILLS: Final = 5
 KEYS: Final = 1_000_000  # a task
 PARTITIONS: Final = 4
 EVERY_S: Final = 0.05  # between beats: so exact is a figure
@@ -46,7 +49,9 @@ SETTLE_S: Final = 600.0  # until all is even again, standbys of all keys too
 START_MS: Final = 1_700_000_000_000
 HOUR_MS: Final = 3_600_000
 BEATS_BEFORE: Final = 20  # a kill
+LOOK_EVERY_S: Final = 0.5  # how a group stands: each look takes a service on two cores some of its time
 POST_RECORDS: Final = 200_000
+ROUNDS: Final = 20  # of assignment, behind a kill
 LOST: Final = ("an executor was lost", "an instance was lost", "a slot was lost")
 OPERATOR: Final = {
     "op": "deduplicate_by_key_value",
@@ -70,19 +75,20 @@ class FailOver:
 def main() -> None:
     """Measure, and print."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--kills", type=int, default=KILLS, help=f"with and without standbys, each ({KILLS})")
+    arguments.add_argument("--kills", type=int, default=KILLS, help=f"with standbys ({KILLS})")
+    arguments.add_argument("--cold-kills", type=int, default=COLD_KILLS, help=f"without ({COLD_KILLS})")
     arguments.add_argument("--keys", type=int, default=KEYS, help=f"of a task ({KEYS:,})")
     arguments.add_argument("--seed", type=int, default=1, help="of who is killed (1)")
     given = arguments.parse_args()
-    for row in rows(given.kills, given.keys, given.seed):
+    for row in rows(given.kills, given.cold_kills, given.keys, given.seed):
         bar = f"bar: {row.bar}; " if row.bar else ""
         print(f"{row.measure}: {row.figure:.2f} {row.unit} ({bar}{row.conditions})")
 
 
-def rows(kills: int = KILLS, keys: int = KEYS, seed: int = 1) -> Iterator[Measurement]:
+def rows(kills: int = KILLS, cold_kills: int = COLD_KILLS, keys: int = KEYS, seed: int = 1) -> Iterator[Measurement]:
     """Measure, print each kill; the figures."""
     found = []
-    for each in failovers(kills, keys, seed):
+    for each in failovers(kills, cold_kills, keys, seed):
         found.append(each)
         print(
             f"{each.victim} of {each.tasks} tasks, standbys: {each.standbys}; first commit of the last "
@@ -90,14 +96,14 @@ def rows(kills: int = KILLS, keys: int = KEYS, seed: int = 1) -> Iterator[Measur
             file=sys.stderr,
         )
     warm, cold = ([each for each in found if each.standbys == standbys] for standbys in (1, 0))
-    conditions = f"{kills} kills of an executor or a driver, {keys:,} keys a task, {PARTITIONS} tasks"
+    conditions = f"kills of an executor or a driver, {keys:,} keys a task, {PARTITIONS} tasks"
     measure = "SIGKILL to the first commit of each task elsewhere, worst"
     for name, of, bar in (("a warm standby", warm, "≤ 4"), ("no standby", cold, "")):
         waits = [each.after_kill_s for each in of]
-        figures = f"{conditions}; {_spread(of)}; load of the machine {os.getloadavg()[0]:.1f}"
+        figures = f"{len(of)} {conditions}; {_spread(of)}; load of the machine {os.getloadavg()[0]:.1f}"
         yield Measurement(f"{measure}, {name}", max(waits), "s", figures, bar=bar)
     medians = [statistics.median(each.after_eviction_s for each in of) for of in (cold, warm)]
-    shown = f"{conditions}; medians of {medians[0]:.2f} s and {medians[1]:.2f} s"
+    shown = f"{conditions}; medians of {len(cold)}, {medians[0]:.2f} s, and of {len(warm)}, {medians[1]:.2f} s"
     measure = "eviction to the first commit of each task, without a standby to with one"
     yield Measurement(measure, medians[0] / medians[1], "×", shown, bar="≥ 5")
 
@@ -111,20 +117,20 @@ def _spread(found: Sequence[FailOver]) -> str:
 # ---------------------------------------------------------------- kills
 
 
-def failovers(kills: int, keys: int, seed: int) -> Iterator[FailOver]:
-    """So many kills of a job with one standby a task, then as many of one without, each as soon as it is measured."""
+def failovers(kills: int, cold_kills: int, keys: int, seed: int) -> Iterator[FailOver]:
+    """So many kills of a job with one standby a task, then so many of one without, each as soon as it is measured."""
     rng = Random(seed)
     with ExitStack() as opened:
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="millrace-failover-")))
         (scratch / "spark").mkdir()
-        cluster = opened.enter_context(standalone(scratch / "spark"))
+        cluster = opened.enter_context(Standalone(scratch / "spark"))
         running = opened.enter_context(Running(scratch / "data", instances=0))
         running.call("POST", "/v1/streams", json={"name": SOURCE, "partitions": PARTITIONS})
         _fill(running, keys * PARTITIONS)
         fleet = Fleet(running, cluster, scratch)
         opened.callback(fleet.end)
-        for standbys in (1, 0):
-            yield from _of_a_job(fleet, standbys, kills, rng)
+        yield from _of_a_job(fleet, 1, kills, rng)
+        yield from _of_a_job(fleet, 0, cold_kills, rng)
 
 
 def _fill(running: Running, records: int) -> None:
@@ -144,7 +150,7 @@ def _fill(running: Running, records: int) -> None:
 
 @dataclass
 class Fleet:
-    """Two instances, the older first."""
+    """Two instances; the first is the next to be killed."""
 
     running: Running
     cluster: Standalone
@@ -165,8 +171,16 @@ class Fleet:
         for instance in self.instances:
             instance.wait_until_it_has(state="live", cores=1)
 
+    def come_back(self) -> None:
+        """Who was killed, or whose executor was, is there again on its own disk, and the last to be killed."""
+        killed = self.instances.pop(0)
+        if killed.process.poll() is not None:
+            killed.end()
+            killed.start()
+        self.instances.append(killed)
+
     def retire(self) -> None:
-        """What is left of the older one ends."""
+        """What is left of the first one ends."""
         self.instances.pop(0).end()
 
     def end(self) -> None:
@@ -183,12 +197,13 @@ def _of_a_job(fleet: Fleet, standbys: int, kills: int, rng: Random) -> Iterator[
     running.wait_until_caught_up(name)
     for _ in range(kills):
         fleet.fill_up()
-        wait_until(lambda: _is_settled(fleet, name, standbys), SETTLE_S, f"{name} to be even, with standbys")
+        is_settled = lambda: _is_settled(fleet, name, standbys)  # noqa: E731
+        wait_until(is_settled, SETTLE_S, f"{name} to be even, with standbys", every_s=LOOK_EVERY_S)
         start_ms = START_MS + next(fleet.hours) * HOUR_MS
         with Beats(running, SOURCE, f"{name}-out", partitions=PARTITIONS, start_ms=start_ms, every_s=EVERY_S) as beats:
             beats.wait_for_results(BEATS_BEFORE)
             yield _failover(fleet, name, beats, rng.choice(["executor", "driver"]), standbys)
-        fleet.retire()
+        (fleet.come_back if standbys else fleet.retire)()
     running.call("POST", f"/v1/jobs/{name}:stop", params={"wait": "stopped"})
     running.call("DELETE", f"/v1/jobs/{name}")
 
@@ -211,7 +226,8 @@ def _failover(fleet: Fleet, job: str, beats: Beats, victim: str, standbys: int) 
     killed_s = time.time()
     for process in processes:
         process.kill()
-    wait_until(lambda: _evicted_s(running, job, killed_s) is not None, PATIENCE_S, "the eviction")
+    is_evicted = lambda: _evicted_s(running, job, killed_s) is not None  # noqa: E731
+    wait_until(is_evicted, PATIENCE_S, "the eviction", every_s=LOOK_EVERY_S)
     evicted_s = _evicted_s(running, job, killed_s) or 0.0
 
     def first_commits() -> list[float | None]:
@@ -232,7 +248,8 @@ def _partitions_of(running: Running, job: str, instance: str) -> list[int]:
 
 def _evicted_s(running: Running, job: str, since_s: float) -> float | None:
     """When somebody was lost, first, since then; a moment of the catalog, to the millisecond."""
-    rounds: list[dict[str, Any]] = running.call("GET", f"/v1/groups/{job}/rebalances")["items"]
+    latest = {"limit": ROUNDS}
+    rounds: list[dict[str, Any]] = running.call("GET", f"/v1/groups/{job}/rebalances", params=latest)["items"]
     moments = [datetime.fromisoformat(each["at"]).timestamp() for each in rounds if each["reason"] in LOST]
     return min((at for at in moments if at >= since_s - 0.001), default=None)
 

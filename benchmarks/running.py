@@ -188,8 +188,8 @@ class Running:
             self.ended(10)
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Ask again, twenty times a second, until it is so.
+def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
+    """Ask again and again until it is so.
 
     Raises:
         TimeoutError: it was not so in time.
@@ -198,4 +198,4 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
     while not is_so():
         if time.monotonic() > until:
             raise TimeoutError(f"waited {timeout_s} s for {what}")
-        time.sleep(0.05)
+        time.sleep(every_s)
