@@ -6,17 +6,14 @@ Knows how to start them, find their processes and end them. Knows nothing of wha
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +26,7 @@ from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_unti
 LOOPBACK = "127.0.0.1"
 RETRIES = 2  # of a worker that lost its master, 5 to 15 s apart; behind them 30 to 90 s
 LAST_RETRY = f"Retrying connection to master (attempt # {RETRIES})"
+RECOVERED = "Recovery complete"  # says a master that remembers
 
 
 class Attached:
@@ -134,99 +132,132 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 # ---------------------------------------------------------------- standalone
 
 
-@dataclass
 class Standalone:
-    """A Spark standalone cluster on loopback: one master, two workers, and the secret that they ask for. The master
-    keeps its state in the folder `recovery`.
+    """A Spark standalone cluster on loopback: one master, a worker for each number of `cores`, and the secret that they
+    ask for. The master keeps its state in the folder `recovery`. A context manager.
     """
 
-    master: str
-    secret: str
-    daemons: list[subprocess.Popen[bytes]]
-    recovery: Path
-    start_master: Callable[[], subprocess.Popen[bytes]]
+    def __init__(
+        self, folder: Path, cores: Sequence[int] = (16, 16), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder, self._cores = folder, cores
+        self.master = f"spark://{LOOPBACK}:{free_port()}"
+        self.secret = secrets.token_urlsafe(32)
+        self.recovery, self.log = folder / "recovery", folder / "master.log"
+        self._home, conf = Path(pyspark.__file__).parent, folder / "conf"
+        conf.mkdir()
+        self.recovery.mkdir()
+        (conf / "spark-defaults.conf").write_text(
+            f"spark.authenticate true\nspark.authenticate.secret {self.secret}\nspark.network.crypto.enabled true\n"
+            f"spark.worker.initialRegistrationRetries {RETRIES}\n"
+        )
+        self._environment = {
+            **os.environ,
+            **(environment or {}),
+            "SPARK_HOME": str(self._home),
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_CONF_DIR": str(conf),
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+            f" -Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={self.recovery}",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            opened.callback(self.end)
+            self._start_master()
+            self.workers = [self._worker(number) for number in range(len(self._cores))]
+            self._wait_for("Registering worker", len(self._cores))
+            opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """All of it."""
+        for daemon in reversed(self._started):
+            _end(daemon)
+
+    @property
+    def daemons(self) -> list[subprocess.Popen[bytes]]:
+        """The master, and the workers."""
+        return [self._master, *self.workers]
 
     def executors(self) -> list[psutil.Process]:
         """The executors' JVMs, over all workers."""
-        return [child for daemon in self.daemons for child in psutil.Process(daemon.pid).children()]
+        return [executor for number in range(len(self.workers)) for executor in self.executors_of(number)]
+
+    def executors_of(self, worker: int) -> list[psutil.Process]:
+        """The JVMs that a worker has started."""
+        return psutil.Process(self.workers[worker].pid).children()
+
+    def kill_worker(self, worker: int) -> None:
+        """SIGKILL, of the worker and its executors: as where a machine is lost."""
+        for process in [psutil.Process(self.workers[worker].pid), *self.executors_of(worker)]:
+            process.kill()
+        self.workers[worker].wait()
+
+    def start_worker(self, worker: int) -> None:
+        """Another one in the place of one that was killed."""
+        before = self._said("Registering worker")
+        self.workers[worker] = self._worker(worker)
+        self._wait_for("Registering worker", before + 1)
 
     def restart_master(self, *, forgets: bool) -> None:
         """SIGKILL, then another one at its address, who finds what the former one kept, or nothing.
 
-        A worker that asks a master which recovers just then is told to kill its executors, which that master does not
-        know yet (a race of Spark's own): so one that remembers comes when workers have asked in vain, and wait.
+        A worker that asks a master which recovers just then is taken for one without executors (a race of Spark's own):
+        they are ended, or started twice. So one that remembers comes when workers have asked in vain, and wait.
         """
-        folder = self.recovery.parent
-        logs = [folder / f"worker-{i}.log" for i in range(len(self.daemons) - 1)]
+        logs = [self._folder / f"worker-{number}.log" for number in range(len(self.workers))]
         asked = {log: log.read_text().count(LAST_RETRY) for log in logs}
-        self.daemons[0].kill()
-        self.daemons[0].wait()
+        self._master.kill()
+        self._master.wait()
         if forgets:
             shutil.rmtree(self.recovery)
             self.recovery.mkdir()
         else:
-            wait_until(
-                lambda: all(log.read_text().count(LAST_RETRY) > asked[log] for log in logs),
-                PATIENCE_S,
-                f"the last questions of workers before they wait; see {folder}",
-            )
-        self.daemons[0] = self.start_master()
+            have_asked = lambda: all(log.read_text().count(LAST_RETRY) > asked[log] for log in logs)  # noqa: E731
+            wait_until(have_asked, PATIENCE_S, f"the last questions of workers before they wait; see {self._folder}")
+        self._start_master()
 
+    def recoveries(self) -> int:
+        """How often a master has found again all that it remembers."""
+        return self._said(RECOVERED)
 
-@contextmanager
-def standalone(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Standalone]:
-    """Start a cluster from the pip package; ends with the block."""
-    home, conf, secret = Path(pyspark.__file__).parent, folder / "conf", secrets.token_urlsafe(32)
-    recovery = folder / "recovery"
-    conf.mkdir()
-    recovery.mkdir()
-    (conf / "spark-defaults.conf").write_text(
-        f"spark.authenticate true\nspark.authenticate.secret {secret}\nspark.network.crypto.enabled true\n"
-        f"spark.worker.initialRegistrationRetries {RETRIES}\n"
-    )
-    env = {
-        **os.environ,
-        **(environment or {}),
-        "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": LOOPBACK,
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_CONF_DIR": str(conf),
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-        f" -Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={recovery}",
-    }
-    master = f"spark://{LOOPBACK}:{free_port()}"
-    package = "org.apache.spark.deploy"
-    with ExitStack() as opened:
+    def wait_for_recovery(self, times: int) -> None:
+        """Until so many masters have found again all that they remember."""
+        self._wait_for(RECOVERED, times)
 
-        def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
-            log = opened.enter_context((folder / f"{name}.log").open("ab"))
-            command = [str(home / "bin" / "spark-class"), *arguments]
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder)
-            opened.callback(_end, process)
-            return process
+    def _start_master(self) -> None:
+        before = self._said("elected leader")
+        where = ["--host", LOOPBACK, "--webui-port", "0", "--port", self.master.rpartition(":")[2]]
+        self._master = self._start("master", "org.apache.spark.deploy.master.Master", *where)
+        self._wait_for("elected leader", before + 1)
 
-        where = ["--host", LOOPBACK, "--webui-port", "0"]
-        port = master.rpartition(":")[2]
-        start_master = partial(start, "master", f"{package}.master.Master", *where, "--port", port)
-        master_process, log = start_master(), folder / "master.log"
-        wait_until(lambda: "elected leader" in log.read_text(), PATIENCE_S, f"a master; see {log}")
-        size = ["--cores", "16", "--memory", "2g"]
-        workers = [
-            start(
-                f"worker-{i}",
-                f"{package}.worker.Worker",
-                *where,
-                *size,
-                "--work-dir",
-                str(folder / f"work-{i}"),
-                master,
-            )
-            for i in range(2)
-        ]
-        wait_until(
-            lambda: len(re.findall("Registering worker", log.read_text())) == 2, PATIENCE_S, f"two workers; see {log}"
-        )
-        yield Standalone(master, secret, [master_process, *workers], recovery, start_master)
+    def _worker(self, number: int) -> subprocess.Popen[bytes]:
+        where = ["--host", LOOPBACK, "--webui-port", "0", "--work-dir", str(self._folder / f"work-{number}")]
+        size = ["--cores", str(self._cores[number]), "--memory", "2g", self.master]
+        return self._start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *where, *size)
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(self._home / "bin" / "spark-class"), *arguments]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, cwd=self._folder)
+        self._started.append(process)
+        return process
+
+    def _said(self, text: str) -> int:
+        """How often masters have logged that."""
+        return self.log.read_text().count(text) if self.log.exists() else 0
+
+    def _wait_for(self, text: str, times: int) -> None:
+        wait_until(lambda: self._said(text) >= times, PATIENCE_S, f"{times} × {text!r}; see {self.log}")
 
 
 def free_port() -> int:

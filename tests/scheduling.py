@@ -17,7 +17,6 @@ APART = (
     "tests/integration/test_fuzzed_api.py::",
 )
 FILES = ("tests/e2e/test_demo.py", "tests/e2e/test_web_log_lookups.py")  # that share nothing with their folder
-TOGETHER = {"tests/spark/test_cluster_under_faults.py": "tests/spark/test_standalone.py"}  # that share a cluster
 FIRST = (
     "tests/spark/test_standalone.py",
     "tests/spark/test_ends.py",
@@ -52,7 +51,6 @@ class LongestFirst(LoadScopeScheduling):
 def unit_of(nodeid: str) -> str:
     """The unit of a test."""
     file = nodeid.partition("::")[0]
-    file = TOGETHER.get(file, file)
     if nodeid.startswith(APART):
         return nodeid
     return file if file in FILES else next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), file)

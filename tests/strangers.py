@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
@@ -48,7 +49,9 @@ def addresses_of(processes: list[psutil.Process]) -> list[tuple[str, int]]:
 
 def told_to_strangers(processes: list[psutil.Process]) -> list[str]:
     """Every answer to a stranger; who is refused for not knowing the secret is told `REFUSAL`."""
-    found = [answer_of(address, request) for address in addresses_of(processes) for request in REQUESTS.values()]
+    asked = [(address, request) for address in addresses_of(processes) for request in REQUESTS.values()]
+    with ThreadPoolExecutor(len(asked)) as strangers:  # who speaks another protocol is waited for in vain
+        found = list(strangers.map(lambda each: answer_of(*each), asked))
     spoken = [answer for answer in found if answer and not answer.startswith(b" 400 Bad Request")]  # by a web server
     return ["refused" if REFUSAL in answer else answer[:200].decode(errors="replace") for answer in spoken]
 

@@ -1,4 +1,4 @@
-"""A service without instances of its own, for tests that attach theirs, and a cluster: real processes of Spark."""
+"""A service without instances of its own, for tests that attach theirs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.running import Running
-from tests.attached import Standalone, standalone
 from tests.driving import deduplicate, in_state, make_stream
 from tests.forkserver import ForkServer
 
 PARTITIONS = 4
 LEASE_S = 2.0
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """For the modules that `tests/scheduling.py` keeps together; each leaves it without applications."""
-    with standalone(tmp_path_factory.mktemp("spark")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

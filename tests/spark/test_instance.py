@@ -1,4 +1,5 @@
-"""An instance on local Spark, as people see it, and slots that are lost: one instance for all tests here.
+"""An instance on local Spark, as people see it, and slots that are lost: one instance for all tests here. Several that
+share a job are in test_standalone.py.
 
 Slots are killed by their id, as a machine would; the outputs must not show it.
 """
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -74,25 +74,6 @@ def test_embedded_spark_answers_no_stranger_and_shows_no_secret(service: Running
         REQUESTS
     )  # RPC and blocks; the UI is a web server
     assert instance.key not in shown_by_ps(instance.descendants())
-
-
-def test_two_instances_share_a_job(service: Running, instance: Attached, tmp_path: Path) -> None:
-    start_job(service)
-    in_state(service, "once", "running")
-    with Attached(service, tmp_path, name="second") as second:
-        second.wait_until_live()
-
-        def owners() -> set[str]:
-            members = service.call("GET", "/v1/groups/once")["members"]
-            return {member["instance"] for member in members if member["tasks"]}
-
-        wait_until(lambda: owners() == {instance.name, "second"}, PATIENCE_S, "tasks on both instances")
-        records = some_records(2_000)
-        post(service, "clicks", records)
-        caught_up(service, "once")
-        assert second.stop() == 0
-        wait_until(lambda: owners() == {instance.name}, PATIENCE_S, "the tasks to come back")
-    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
 def test_slots_come_and_go_with_their_share_while_the_others_run_on(service: Running, instance: Attached) -> None:

@@ -1,4 +1,7 @@
-"""An instance on a Spark standalone cluster, a master and two workers from the pip package: slots live in executors."""
+"""Instances on a Spark standalone cluster, a master and two workers from the pip package: slots live in executors.
+
+One group serves all tests here: three instances with a core each, which are all that the cluster has.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,54 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.beats import Beats
 from benchmarks.running import PATIENCE_S, Running, wait_until
 from spark_jobs.watch import End
 from tests import naive, naive_repartition, web_log
-from tests.attached import Attached, Standalone, are_gone
-from tests.driving import (
-    ONCE_AN_HOUR,
-    caught_up,
-    contents,
-    deduplicate,
-    expected,
-    in_state,
-    make_stream,
-    post,
-    some_records,
-)
+from tests.attached import Standalone, are_gone
+from tests.driving import caught_up, contents, in_state, make_stream, post
 from tests.e2e.test_web_log import THREE_STAGES
+from tests.spark.faults import (
+    FAULTS,
+    LEASE_MS,
+    PARTITIONS,
+    SPEC,
+    START_MS,
+    AttachedGroup,
+    Watch,
+    disturb,
+    replayed,
+)
 from tests.strangers import REQUESTS, shown_by_ps, spark_pages, told_to_strangers
 
 pytestmark = pytest.mark.spark
 
-PARTITIONS = 4
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("group")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    environment = {"MILLRACE_LEASE_MS": "120000"}  # so that nothing here is found out by a lease that ran out
-    with Running(tmp_path_factory.mktemp("service") / "data", instances=0, environment=environment) as running:
-        make_stream(running, "clicks", PARTITIONS)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with Standalone(tmp_path_factory.mktemp("spark"), cores=(2, 1)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def first(cluster: Standalone, service: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
-    """An instance with a job; the last of its tests stops it."""
-    folder = tmp_path_factory.mktemp("first")
-    with Attached(service, folder, name="first", master=cluster.master, secret=cluster.secret) as instance:
-        instance.wait_until_live()
-        service.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
-        in_state(service, "once", "running")
-        yield instance
+def service(folder: Path) -> Iterator[Running]:
+    with Running(folder / "data", instances=0, environment={"MILLRACE_LEASE_MS": str(LEASE_MS)}) as running:
+        yield running
 
 
-def tasks_by_slot(service: Running, job: str = "once") -> list[int]:
-    return [len(member["tasks"]) for member in service.call("GET", f"/v1/groups/{job}")["members"]]
+@pytest.fixture(scope="module")
+def group(cluster: Standalone, service: Running, folder: Path) -> Iterator[AttachedGroup]:
+    made = AttachedGroup(service, cluster, folder, ["one", "two", "three"])
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
 
 
 def executors_of(slots: list[psutil.Process]) -> set[int]:
@@ -61,105 +68,92 @@ def executors_of(slots: list[psutil.Process]) -> set[int]:
     return {parent.ppid() for slot in slots if (parent := slot.parent()) is not None}
 
 
-def test_a_cluster_answers_no_stranger_and_shows_no_secret(cluster: Standalone, first: Attached) -> None:
-    processes = [first.jvm(), *cluster.executors(), *(psutil.Process(one.pid) for one in cluster.daemons)]
+def test_a_cluster_answers_no_stranger_and_shows_no_secret(cluster: Standalone, group: AttachedGroup) -> None:
+    one = group.instances["one"]
+    processes = [one.jvm(), *cluster.executors(), *(psutil.Process(each.pid) for each in cluster.daemons)]
     answers = told_to_strangers(processes)
     assert set(answers) == {"refused"}
     assert len(answers) >= 6 * len(REQUESTS)  # master, two workers; RPC and blocks of driver and executor
-    for secret in (first.key, cluster.secret):
-        assert secret not in shown_by_ps([*processes, *first.descendants()])
-        assert secret not in spark_pages(first)
+    for secret in (one.key, cluster.secret):
+        assert secret not in shown_by_ps([*processes, *one.descendants()])
+        assert secret not in spark_pages(one)
 
 
-def test_three_sub_topologies_in_two_executors_equal_the_oracle(service: Running, first: Attached) -> None:
+def test_three_sub_topologies_in_three_executors_equal_the_oracle(service: Running, group: AttachedGroup) -> None:
     """Nothing is read before all of it is there."""
-    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, PATIENCE_S, "the slots of the other job")
-    requests, others = web_log.requests()[:3_000], {slot.pid for slot in first.slots()}
-    make_stream(service, "requests", PARTITIONS)
+    requests = web_log.requests()[:3_000]
+    make_stream(service, "requests", 4)
     job = {"name": "stages", "source": "requests", "operators": THREE_STAGES, "sink": "sizes", "parallelism": 4}
     service.call("POST", "/v1/jobs", json=job | {"max_batch_records": 137})
     in_state(service, "stages", "running")
     service.call("POST", "/v1/jobs/stages:pause")
-    wait_until(lambda: tasks_by_slot(service, "stages") == [3] * 4, PATIENCE_S, "three tasks in each of four slots")
-    assert len(executors_of([slot for slot in first.slots() if slot.pid not in others])) == 2
+
+    def stages_by_slot() -> list[set[str]]:
+        members = service.call("GET", "/v1/groups/stages")["members"]
+        return [{task.partition("_")[0] for task in member["tasks"]} for member in members]
+
+    is_spread = lambda: stages_by_slot() == [{"0", "1", "2"}] * 3  # noqa: E731
+    wait_until(is_spread, PATIENCE_S, "tasks of each sub-topology in each of three slots")
+    slots = [slot for instance in group.instances.values() for slot in instance.slots()]
+    assert len(executors_of(slots)) == 3
     post(service, "requests", requests)
     service.call("POST", "/v1/jobs/stages:resume")
     assert caught_up(service, "stages")["state"] == "running"
-    found = sorted(chain.from_iterable(contents(service, "sizes", PARTITIONS)))
-    source = [[(None, record) for record in part] for part in naive.partitions_of(requests, PARTITIONS)]
-    results = [each.record for each in naive_repartition.run(THREE_STAGES, [source], PARTITIONS)]
+    found = sorted(chain.from_iterable(contents(service, "sizes", 4)))
+    source = [[(None, record) for record in part] for part in naive.partitions_of(requests, 4)]
+    results = [each.record for each in naive_repartition.run(THREE_STAGES, [source], 4)]
     assert found == sorted((str(each["key"]), json.dumps(each["value"]), each["timestamp"]) for each in results)
     assert found
     service.call("POST", "/v1/jobs/stages:stop")
     in_state(service, "stages", "stopped")
 
 
-def test_slots_run_in_executors_survive_the_loss_of_one_and_end_with_their_instance(
-    cluster: Standalone, service: Running, first: Attached
-) -> None:
-    records = some_records(6_000)
-    first.wait_until_it_has(cores=32, shortage=None)
-    post(service, "clicks", records[:3_000])
-    assert caught_up(service, "once")["state"] == "running"
-    wait_until(lambda: tasks_by_slot(service) == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
-    used = executors_of(first.slots())
-    assert used <= {executor.pid for executor in cluster.executors()}
-    psutil.Process(min(used)).kill()
-    post(service, "clicks", records[3_000:])
-    assert caught_up(service, "once")["state"] == "running"
-    rounds = service.call("GET", "/v1/groups/once/rebalances")["items"]
-    assert [each["reason"] for each in rounds].count("an executor was lost") == 1
-    assert "threw an exception" not in first.log.read_text()  # as Spark says of listeners that do not answer
-    started = [*cluster.executors(), *first.slots()]
-    assert first.stop() == 0
-    wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
-    assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
-
-
-def test_who_waits_for_cores_says_so_and_gets_those_of_a_killed_driver(
-    cluster: Standalone, service: Running, tmp_path: Path
-) -> None:
-    """A second driver, for an application that gets nothing is what this is about."""
-    service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))
-    where = {"master": cluster.master, "secret": cluster.secret}
-    with Attached(service, tmp_path, name="second", **where) as second:
-        in_state(service, "twice", "running")
-        with Attached(service, tmp_path, name="third", **where) as third:
-            third.wait_until_it_has(state="live", cores=0, shortage="no_cores", slots=[])
-            started = [*cluster.executors(), *second.slots(), *second.descendants()]
-            second.process.kill()
-            wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
-            third.wait_until_it_has(cores=32, shortage=None)
-            wait_until(lambda: third.wait_until_live()["slots"], PATIENCE_S, "its slots")
-            assert third.stop() == 0
-
-
-def test_a_master_that_remembers_stops_no_task_and_one_that_forgets_ends_the_instance(
-    cluster: Standalone, service: Running, tmp_path: Path
-) -> None:
-    """One driver for both, which leaves cores to others, and waits longer than two masters take to start on a busy
-    machine. It comes last: workers have to find the master again.
+def test_whatever_befalls_members_the_others_go_on_and_nothing_shows_it(group: AttachedGroup) -> None:
+    """Each fault once, under load: executors, a worker, drivers, slots, the master. Each task commits again soon after
+    each of them.
     """
-    service.call("POST", "/v1/jobs", json=deduplicate("twice", "clicks", "twice-out"))  # unless the test before has
-    where = {"master": cluster.master, "secret": cluster.secret}
-    waits = {"spark_patience_ms": 120_000}
-    with Attached(service, tmp_path, "--cores", "8", name="second", **where, **waits) as instance:
-        instance.wait_until_it_has(state="live", cores=8)
-        wait_until(lambda: tasks_by_slot(service, "twice") == [1] * PARTITIONS, PATIENCE_S, "a slot for each task")
-        members = service.call("GET", "/v1/groups/twice")["members"]
-        rounds = service.call("GET", "/v1/groups/twice/rebalances")["items"]
-        log = cluster.recovery.parent / "master.log"
-        cluster.restart_master(forgets=False)
-        records = some_records(2_000)
-        post(service, "clicks", records)
-        assert caught_up(service, "twice")["state"] == "running"
-        wait_until(lambda: "Recovery complete" in log.read_text(), PATIENCE_S, "the end of the recovery")
-        assert instance.process.poll() is None
-        assert service.call("GET", "/v1/groups/twice")["members"] == members
-        assert service.call("GET", "/v1/groups/twice/rebalances")["items"] == rounds
-        cluster.restart_master(forgets=True)
-        assert instance.process.wait(PATIENCE_S) == End.APPLICATION_GONE
-        instance.end()
-        instance.start()
-        instance.wait_until_it_has(state="live", cores=8)
-        assert caught_up(service, "twice")["state"] == "running"
+    group.start_job()
+    spared = group.slot_of("one")
+    with Beats(group.running, "in", "out", partitions=PARTITIONS, start_ms=START_MS, every_s=0.2, at_once=5) as beats:
+        watch = Watch(group, beats)
+        assert disturb(group, ["two", "three"], watch, seed=1).keys() == {fault.__name__ for fault in FAULTS}
+    group.posted += beats.records
+    assert group.results() == group.undisturbed()
+    assert group.slot_of("one") == spared
+    assert min(watch.stays()) > 0
+    assert group.reasons().count("an executor was lost") >= 2  # with its worker, and alone
+    assert min(replayed(group.cluster, 0)) <= SPEC["acceptable_recovery_lag"]
+    log = group.instances["one"].log.read_text()
+    assert "threw an exception" not in log  # as Spark says of listeners that do not answer
+
+
+def test_who_waits_for_cores_says_so_and_gets_those_of_a_killed_driver(group: AttachedGroup, folder: Path) -> None:
+    """A driver more, for an application that gets nothing is what this is about."""
+    three = group.instances["three"]
+    late = group.attach(folder, "late")
+    group.instances["late"] = late
+    late.start().wait_until_it_has(state="live", cores=0, shortage="no_cores", slots=[])
+    started = [*three.executors(), *three.slots(), *three.descendants()]
+    three.end()
+    wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
+    late.wait_until_it_has(cores=1, shortage=None)
+    wait_until(lambda: bool(late.wait_until_live()["slots"]), PATIENCE_S, "its slot")
+
+
+def test_a_master_that_forgets_ends_instances_which_come_back(
+    cluster: Standalone, service: Running, group: AttachedGroup
+) -> None:
+    """It comes last: workers have to find the master again."""
+    alive = [instance for instance in group.instances.values() if instance.process.poll() is None]
+    cluster.restart_master(forgets=True)
+    assert [instance.process.wait(PATIENCE_S) for instance in alive] == [End.APPLICATION_GONE] * len(alive)
+    later = [
+        {"key": f"k{n}", "value": {"id": "later"}, "timestamp": START_MS + 36_000_000 + n}
+        for n in range(10 * PARTITIONS)
+    ]
+    post(service, "in", later)
+    group.posted += later
+    again = alive[0]
+    again.end()
+    again.start().wait_until_it_has(state="live", cores=1)
+    assert group.results() == group.undisturbed()

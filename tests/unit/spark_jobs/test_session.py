@@ -46,6 +46,12 @@ def test_a_slot_is_never_run_twice_at_once() -> None:
     assert found["spark.dynamicAllocation.enabled"] == "false"
 
 
+@pytest.mark.parametrize("jvm", ["driver", "executor"])
+def test_a_jvm_without_memory_ends_so_that_somebody_notices(jvm: str) -> None:
+    options = session.settings_for("spark://h:7077", name="x", has_ui=False)[f"spark.{jvm}.extraJavaOptions"]
+    assert "-XX:+ExitOnOutOfMemoryError" in options.split()
+
+
 @pytest.mark.parametrize("master", ["local[2]", "spark://h:7077", "yarn", "k8s://https://h:6443"])
 def test_sparks_ports_answer_nobody_who_does_not_know_the_secret(master: str) -> None:
     found = session.settings_for(master, name="x", has_ui=True)
