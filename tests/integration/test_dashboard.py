@@ -140,6 +140,19 @@ def test_the_overview_counts_what_runs_and_what_stands(open_page: Open) -> None:
     expect(silent).to_contain_text("silent")
 
 
+def test_the_overview_names_who_is_behind_and_who_waits_for_a_core(board: Serving, open_page: Open) -> None:
+    page = open_page("/admin")
+    job, metrics = (board.client().get(f"/v1/jobs/board_once{path}").json() for path in ("", "/metrics"))
+    late = job | {"name": "late", "positions": [job["positions"][0] | {"end": 5_000, "lag": 4_997}]}
+    listed = {"items": [late, job | {"name": "waiting", "shortage": "no_cores"}], "next": None}
+    page.route("**/v1/jobs?limit=1000", lambda route: route.fulfill(json=listed))
+    page.route("**/v1/jobs/*/metrics", lambda route: route.fulfill(json=metrics))
+    found = page.get_by_role("listitem")
+    expect(found.filter(has_text="behind")).to_contain_text("4,997 records to read, at 0 a second")
+    expect(found.filter(has_text="no cores")).to_contain_text("waiting")
+    expect(found.filter(has_text="silent")).to_have_count(1)  # who waits has read all; who is behind is not silent
+
+
 def test_a_change_says_what_it_does_before_it_is_made(board: Serving, open_page: Open) -> None:
     page = open_page("/admin/jobs/board_once")
     actions = page.get_by_role("group", name="Actions")
