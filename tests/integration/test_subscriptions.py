@@ -288,7 +288,7 @@ def test_records_that_come_as_a_caller_leaves_come_to_the_next_at_once(
     service: Serving, api: httpx.Client, path: str
 ) -> None:
     """In whatever order the service hears of the two."""
-    for n in range(20):
+    for n in range(8):
         with asking(service, path, "gone"):
             wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
         post(api, path, n)
