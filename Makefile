@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
 CLASSES := .venv/spark-classes.jsa
+MODULES := .venv/.modules-of-tests
 JUDGES := openapi/node_modules/.installed
 JUDGED := openapi/node_modules/.judged
 NODE := openapi/with-node
@@ -107,9 +108,13 @@ services:
 $(CLASSES): $(STAMP) tests/class_archive.py
 	@$(BIN)/python -m tests.class_archive
 
+# What tests import, compiled to bytecode once: in a fresh clone each worker would do it, at the same time as the others.
+$(MODULES): $(STAMP)
+	@$(BIN)/pytest --collect-only -q > $@ || true
+
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
 test: install
-	@$(TOGETHER) services $(CLASSES) clients
+	@$(TOGETHER) $(MODULES) services $(CLASSES) clients
 	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install
