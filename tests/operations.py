@@ -108,6 +108,8 @@ def _with_jobs(ask: Asks, prefix: str, clicks: str, counted: str) -> str:
     for operation in ("list_job_history", "list_job_versions"):
         ask(operation, path=at, query={"limit": 1})
     ask("get_job_version", path={**at, "version": 1})
+    said = ask("explain_record", path=at, query={"key": "k0"}).data
+    assert (said["verdict"], said["operator"], said["known_from"]) == ("in", "n", 0)
     posted = ask(
         "append_records",
         path={"stream": clicks},

@@ -248,6 +248,15 @@ MEANINGS: Final[dict[str, str]] = {
     "SimulationView.outputs": "What comes out, in the order in which operators forwarded it.",
     "SimulationView.stores": "Entries of the stores in the end, by store.",
     "SimulationView.stream_time": "Stream time in the end, by task.",
+    # explanations
+    "RecordFateView.by_ms": "By how many ms it missed.",
+    "RecordFateView.cause": "Because of whom it is out; null: of nobody else.",
+    "RecordFateView.operator": "The operator that it is in, or that let it go; null: it came out.",
+    "RecordFateView.reason": "Why it was let go, or why nobody knows.",
+    "RecordFateView.verdict": "Whether it came out or is in what an operator keeps, or was let go.",
+    "ExplainedWindowView.end": "Where the window ends, ms; included in sessions and sliding windows.",
+    "ExplainedWindowView.operator": "The aggregate that has it.",
+    "ExplainedWindowView.start": "Where the window starts, ms, included.",
     # stores
     "as_of": "The moment that the answer is of.",
     "entries": "How many entries; null: not known.",

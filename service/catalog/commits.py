@@ -20,7 +20,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service import ranges
-from service.catalog import idle_and_flush, replays
+from service.catalog import idle_and_flush, replays, task_moves
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
 from service.catalog.outputs import Outputs
@@ -176,6 +176,7 @@ class _Committing:
         if commit.adopted is not None:
             task.spec_version, task.next_version, task.set_back_to = commit.adopted, None, None
         task.version += 1
+        self._note_move(task, commit)
         verdict = Verdict(commit.task, commit.commit_id, "accepted", None, task.version, published)
         task.last_commit_id, task.last_commit_result = commit.commit_id, msgspec.to_builtins(verdict)
         task.counters = measures.after(task.counters, dict(commit.counters))
@@ -185,6 +186,16 @@ class _Committing:
         task.updated_ms = self._at_ms
         wake(self._s, progress_topic(task.job_id))
         return verdict
+
+    def _note_move(self, task: TaskRow, commit: TaskCommit) -> None:
+        """Remember what a commit did without a record."""
+        inputs = self._inputs[task.id]
+        if commit.adopted is not None:
+            task_moves.note(self._s, task, inputs, "adopt")
+        elif commit.replayed is not None:
+            task_moves.note(self._s, task, inputs, "replay")
+        elif commit.advance is not None and commit.advance.to is not None:
+            task_moves.note(self._s, task, inputs, commit.advance.reason)
 
     def _move(self, task: TaskRow, moves: Sequence[Move]) -> None:
         inputs = self._inputs[task.id]

@@ -23,6 +23,7 @@ import msgspec
 from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
+from service.catalog import task_moves
 from service.catalog.adoptions import Adoptions, version_of
 from service.catalog.engine import now_ms
 from service.catalog.inputs import POSITION_BYTES, inputs_of_job, pack, unpack
@@ -439,6 +440,7 @@ class _Rows:
         is_of_ended = TaskInputRow.task_id.in_([task.id for task in ended])
         s.execute(delete(TaskInputRow).where(is_of_ended))
         s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_([task.id for task in ended])))
+        task_moves.forget(s, [task.id for task in ended])
         for task in ended:
             s.delete(task)
         s.flush()

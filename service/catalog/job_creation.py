@@ -16,6 +16,7 @@ from dataclasses import asdict
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from service.catalog import task_moves
 from service.catalog.engine import JOBS, job_topic, now_ms, progress_topic, wake
 from service.catalog.inputs import pack
 from service.catalog.job_states import (
@@ -179,6 +180,7 @@ def delete_job(s: Session, name: str) -> None:
     _require_unread(s, job, internal)
     s.execute(delete(TaskInputRow).where(TaskInputRow.task_id.in_(tasks)))
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_(tasks)))
+    task_moves.forget(s, tasks)
     for table in (TaskRow, StoreRow, SkipRow, JobStreamRow, JobTransitionRow, JobVersionRow, RebalanceRow, SlotRow):
         s.execute(delete(table).where(table.job_id == job.id))
     s.execute(delete(ShareRow).where(ShareRow.job_id == job.id))
@@ -318,6 +320,7 @@ def add_tasks(
     at_ms = now_ms(s)
     ranges: list[Json] = []
     tasks: list[TaskRow] = []
+    begun: list[tuple[TaskRow, int]] = []
     for p in range(sub_topology.partitions):
         task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
         task.sub_topology, task.partition = sub_topology.id, p
@@ -336,7 +339,9 @@ def add_tasks(
                 positions.append(InputPosition(offset))
         task.positions = pack(positions)
         tasks.append(task)
+        begun += [(task, positions[0].offset)] if len(positions) == 1 else []
     s.add_all(tasks)
     s.flush()
     s.execute(insert(TaskInputRow), ranges)
+    task_moves.note_begin(s, begun, job.spec_version)
     return tasks

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from service.catalog import task_moves
 from service.catalog.engine import now_ms
 from service.catalog.inputs import TaskInput, inputs_of_job, pack
 from service.catalog.job_changes import drop_store
@@ -62,6 +63,7 @@ def begin_anew(
     job.flush = job.change = None
     at_ms = now_ms(s)
     job.replays_from = {str(at.partition): at.end_offset for at in partitions.values() if at.stream_id in dropped}
+    begun: list[tuple[TaskRow, int]] = []
     for task in locked:
         task.positions = pack(first(at) for at in inputs[task.id])
         task.version += 1
@@ -70,7 +72,10 @@ def begin_anew(
         task.flush_at = task.advanced = task.replay = task.next_version = task.set_back_to = None
         task.spec_version = job.spec_version
         task.updated_ms = at_ms
+        begun += [(task, first(at).offset) for at in inputs[task.id]] if len(inputs[task.id]) == 1 else []
     s.flush()
+    task_moves.forget(s, [task.id for task in locked])
+    task_moves.note_begin(s, begun, job.spec_version)
     s.execute(delete(ReplicaRow).where(ReplicaRow.task_id.in_([task.id for task in locked])))
     removed = s.scalars(select(StoreRow).where(StoreRow.job_id == job.id, StoreRow.is_removed)).all()
     going = {*dropped, *(store.changelog_stream_id for store in removed)}

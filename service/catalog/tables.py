@@ -391,6 +391,20 @@ class TaskInputRow(CatalogTable):
     sub_log: Mapped[int | None] = mapped_column(Integer)
 
 
+class TaskMoveRow(CatalogTable):
+    """What moved a task otherwise than by records (`service.catalog.task_moves`): the number of the commit, what it did
+    (`kind`), in front of which offset of its one input (`position`), and which version of the job its stores were of.
+    """
+
+    __tablename__ = "task_moves"
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[str]
+    position: Mapped[int]
+    spec_version: Mapped[int]
+
+
 class NodeRow(CatalogTable):
     """A replica folder, under the id that stands in it: on which host, and which folder there (`place`, of the file
     system; empty for an instance that does not say, which is its own node). `tags`: of the instances that use it, and

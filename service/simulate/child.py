@@ -29,7 +29,7 @@ from service.simulate.run import simulate
 from service.streams.errors import SimulationTooLarge, StreamError
 
 HEAD: Final = struct.Struct("<Q")  # before the request: its length; before the answer: that of its head
-_PATIENCE_S: Final = 30.0  # for the request, which is whole before it is sent here
+PATIENCE_S: Final = 30.0  # for the request, which is whole before it is sent here
 _NICE: Final = 5  # ingest and lookups go first
 
 
@@ -78,7 +78,7 @@ def serve(connection: socket.socket, folder: Path, limits: Limits) -> None:
     """Answer the one request of a connection; `folder` is for what it keeps meanwhile."""
     limits.impose()
     tempfile.tempdir = str(folder)
-    connection.settimeout(_PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
     with connection, connection.makefile("rb") as incoming:
         (length,) = HEAD.unpack(incoming.read(HEAD.size))
         head, body = outcome(incoming.read(length), limits)

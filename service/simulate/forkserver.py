@@ -1,8 +1,9 @@
 """The parent of simulations and filters: a process with one thread that has loaded what they need, and forks one for
 each connection that it is given.
 
-It knows when a child begins and ends, and cleans up behind it. It refuses to know what is simulated (`child`) or
-filtered (`filter_child`) and who asks (`processes`): it gets connections over a socket, and ends when that does.
+It knows when a child begins and ends, and cleans up behind it. It refuses to know what is simulated (`child`), filtered
+(`filter_child`) or explained (`explain_child`), and who asks (`processes`): it gets connections over a socket, and ends
+when that does.
 
 Why it is forked, and what that costs: ADR 11.
 """
@@ -24,7 +25,7 @@ from typing import Final
 import structlog
 
 from service import logs
-from service.simulate import child, filter_child
+from service.simulate import child, explain_child, filter_child
 from service.simulate.child import Limits
 from service.storage.private import keep_private
 from service.streams import kernels
@@ -32,7 +33,8 @@ from service.streams import kernels
 READY: Final = b"r"
 SIMULATION: Final = b"s"
 FILTER: Final = b"f"
-_CHILDREN: Final = {SIMULATION: child.serve, FILTER: filter_child.serve}
+EXPLANATION: Final = b"e"
+_CHILDREN: Final = {SIMULATION: child.serve, FILTER: filter_child.serve, EXPLANATION: explain_child.serve}
 
 
 class ForkedProcesses:

@@ -22,8 +22,8 @@ from starlette.concurrency import run_in_threadpool
 
 from service.problems import ProblemError, Refusal, refusal_of
 from service.simulate.child import HEAD, Limits
-from service.simulate.forkserver import READY, SIMULATION
-from service.streams.errors import SimulationTooLarge
+from service.simulate.forkserver import EXPLANATION, READY, SIMULATION
+from service.streams.errors import ExplanationTooLarge, SimulationTooLarge
 
 AT_ONCE: Final = 2
 WAIT_S: Final = 10.0
@@ -127,6 +127,19 @@ class Simulations:
                 raise RuntimeError("The parent of simulations ended; its log says why")
             return refusal_of(SimulationTooLarge(self._processes.limits.passed))
 
+    async def explain(self, frames: AsyncIterator[bytes]) -> bytes | Refusal:
+        """Explain what the first frame asks of the records in the others (`explain_child`). Otherwise as `run`."""
+        await self._processes.parent()
+        async with self._turn():
+            parent = await self._processes.parent()
+            with parent.begin(EXPLANATION) as connection:
+                answer = await _ask_in_frames(connection, frames)
+            if answer is not None:
+                return answer
+            if not parent.is_alive:
+                raise RuntimeError("The parent of simulations ended; its log says why")
+            return refusal_of(ExplanationTooLarge(self._processes.limits.passed))
+
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         try:
@@ -146,6 +159,17 @@ async def _ask(connection: socket.socket, request: bytes) -> bytes | Refusal | N
     with contextlib.suppress(ConnectionError):  # it may have ended already
         head, body = await exchange(connection, request)
         # its end: the process is gone, and what it kept
+        await asyncio.get_running_loop().sock_recv(connection, 1)
+        return body if "length" in head else Refusal(**head)
+    return None
+
+
+async def _ask_in_frames(connection: socket.socket, frames: AsyncIterator[bytes]) -> bytes | Refusal | None:
+    """None: it ended without an answer."""
+    with contextlib.suppress(ConnectionError):
+        async for frame in frames:
+            await send_frame(connection, frame)
+        head, body = await exchange(connection, b"")
         await asyncio.get_running_loop().sock_recv(connection, 1)
         return body if "length" in head else Refusal(**head)
     return None

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from service.storage.replica import Replica
 from service.streams import clock
+from service.streams.clock import CloseReason
 from service.streams.inputs import Batch, Input, Origins
 from service.streams.records import StateReader
 from service.streams.stores.reading import Entry, Form, Place, Query, Snapshot, read, read_page
@@ -73,11 +74,18 @@ class SimulatedTask:
             last, result = self.chain.horizon(states), self.chain.advance(to, states, "flush", origins)
         yield from self._moved(result, inputs)
         while last is None or last <= to:
-            with self._states() as states:
-                if self.chain.horizon(states) is None:
-                    return
-                result = self.chain.close(states, "flush", origins)
-            yield from self._moved(result, inputs)
+            found = list(self.close("flush", inputs))
+            if not found:
+                return
+            yield from found
+
+    def close(self, reason: CloseReason, inputs: Sequence[Input]) -> Iterator[ChainResult]:
+        """Results of closing what is open, each operator in turn, as a commit does that closes without a record."""
+        with self._states() as states:
+            if self.chain.horizon(states) is None:
+                return
+            result = self.chain.close(states, reason, Origins.none(inputs))
+        yield from self._moved(result, inputs)
 
     def _moved(self, result: ChainResult, inputs: Sequence[Input]) -> Iterator[ChainResult]:
         self.stream_time = max(self.stream_time, result.stream_time)

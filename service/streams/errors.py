@@ -6,7 +6,8 @@
     │   ├── IncompatibleChange
     │   ├── InvalidRecords
     │   ├── PositionNotDelivered
-    │   └── SimulationTooLarge
+    │   ├── SimulationTooLarge
+    │   └── ExplanationTooLarge
     ├── InvalidExpression                     422  the spec layer adds the pointer
     ├── OperatorFailed                             at run time, on one record: its job can not go on
     │   ├── ExpressionFailed
@@ -154,6 +155,17 @@ class SimulationTooLarge(InvalidInput):
 
     def __init__(self, detail: str) -> None:
         super().__init__([Problem("/records", detail)])
+
+
+class ExplanationTooLarge(InvalidInput):
+    """More has to be run again for an explanation than one takes, or it takes too long."""
+
+    code = "explanation_too_large"
+    subject = "The explanation"
+    fault = "is too large"
+
+    def __init__(self, detail: str, pointer: str = "{job}") -> None:
+        super().__init__([Problem(pointer, detail)])
 
 
 class InvalidExpression(StreamError):

@@ -13,10 +13,12 @@ changelog  key -> value bytes, null value = deleted; sorted by key, each key at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 RECORD_SCHEMA = pa.schema(
@@ -152,12 +154,17 @@ class Dropped:
     """Records that an operator did not let through: `rows` as they reached it (TASK_SCHEMA).
 
     `errors`: what it failed at, a text a row, where failed records are kept (`on_error: dead_letter`); else None.
+    `causes`: of each row the origin (in one word, `service.streams.inputs`) of the earlier record that it was dropped
+    for; None where the operator keeps none. `missed_by_ms`: by how many ms each missed going on; None: no time would
+    have let it.
     """
 
     operator: str
     reason: str
     rows: pa.RecordBatch
     errors: Sequence[str] | None = None
+    causes: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    missed_by_ms: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:

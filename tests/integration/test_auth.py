@@ -26,6 +26,7 @@ ROUTES = [
     ("POST", "/v1/stores/x-y:lookup", {"keys": ["k"]}, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs:validate", JOB, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs:simulate", {"job": {}}, {"reader", "writer", "admin"}),
+    ("GET", "/v1/jobs/x:explain?key=k", None, {"reader", "writer", "admin"}),
     ("POST", "/v1/jobs", JOB, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:pause", None, {"writer", "admin"}),
     ("POST", "/v1/jobs/x:resume", None, {"writer", "admin"}),

@@ -336,6 +336,13 @@ class SimulationTooLarge(UnprocessableError):
     http_status = 422
 
 
+class ExplanationTooLarge(UnprocessableError):
+    """More has to be run again for an `:explain` than one takes, or it takes too long or too much memory; or too …"""
+
+    code = "explanation_too_large"
+    http_status = 422
+
+
 class PositionNotDelivered(UnprocessableError):
     """An acknowledgement goes beyond what the consumer was given, or names a partition that is not there."""
 
@@ -613,6 +620,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     "incompatible_change": IncompatibleChange,
     "invalid_records": InvalidRecords,
     "simulation_too_large": SimulationTooLarge,
+    "explanation_too_large": ExplanationTooLarge,
     "position_not_delivered": PositionNotDelivered,
     "invalid_request": InvalidRequest,
     "invalid_cursor": InvalidCursor,

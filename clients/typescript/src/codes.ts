@@ -45,6 +45,7 @@ export const STATUS_OF_CODE = {
   incompatible_change: 422, // the stores of the job can not go on by the new specification; or a copy would write a sink of the first job
   invalid_records: 422, // records are not valid; none of the request was stored
   simulation_too_large: 422, // more comes of a `:simulate` than one answer takes, or it takes too long or too much memory
+  explanation_too_large: 422, // more has to be run again for an `:explain` than one takes, or it takes too long or too much memory; or too many records are asked for
   position_not_delivered: 422, // an acknowledgement goes beyond what the consumer was given, or names a partition that is not there
   invalid_request: 422, // a body or parameter is not what it should be
   invalid_cursor: 422, // it is not of this stream, store or catalog; not in that encoding

@@ -22,15 +22,20 @@ _INT64S = nb.types.Array(nb.int64, 1, "C", readonly=True)
         nb.int64[::1],
         nb.bool_[::1],
         nb.bool_[::1],
+        nb.int64[::1],
+        nb.int64[::1],
     ),
     cache=True,
 )
-def deduplicate(ids, timestamps, running, words, interval, floor, stamps, origins, changed, forward):  # type: ignore[no-untyped-def]
+def deduplicate(  # type: ignore[no-untyped-def]
+    ids, timestamps, running, words, interval, floor, stamps, origins, changed, forward, causes, missed
+):
     """For each record: ids[i] < 0 has no identity; running[i] is stream time including it; words[i] is its origin.
     Nothing is stored for longer than `interval`, nor below `floor`.
 
     Reads and writes stamps, origins (the stored timestamp and origin of each id, ABSENT = none) and sets
-    changed[id] where they moved and forward[i] where the record goes on. Times are never negative, so no
+    changed[id] where they moved and forward[i] where the record goes on; where it does not, causes[i] is the origin of
+    the record that it repeats, and missed[i] by how many ms it is within the interval. Times are never negative, so no
     subtraction overflows.
     """
     for i in range(len(ids)):
@@ -42,6 +47,7 @@ def deduplicate(ids, timestamps, running, words, interval, floor, stamps, origin
         stored = stamps[one]
         if stored != ABSENT and stored >= oldest and abs(timestamp - stored) <= interval:
             forward[i] = False
+            causes[i], missed[i] = origins[one], interval - abs(timestamp - stored)
         elif timestamp >= oldest:
             stamps[one] = timestamp
             origins[one] = words[i]

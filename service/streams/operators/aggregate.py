@@ -36,6 +36,7 @@ from service.streams.operators.into_sliding_windows import IntoSlidingWindows
 from service.streams.operators.into_time_windows import IntoTable, IntoTimeWindows
 from service.streams.operators.keyed import (
     BEFORE_VERSION,
+    ClosedEnds,
     Keyed,
     RecordTime,
     dropped_late,
@@ -57,6 +58,7 @@ from service.streams.operators.windows import (
     handover_of,
     index_lag_ms,
     kept_ms,
+    starts_at,
     store_type,
     unkept,
 )
@@ -129,6 +131,10 @@ class AggregateSpec(StatefulSpec):
     def layouts_after(self, new: Self, former: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Another one for other functions. Raises TooManyLayouts."""
         return next_layouts(former, self.aggregates, new.aggregates)
+
+    def windows_at(self, timestamp: int) -> int:
+        """Several, where they hop."""
+        return len(starts_at(self.window, timestamp)) if isinstance(self.window, HoppingWindow) else 1
 
     def runner(self, name: str, on_error: OnError, upstream: Upstream) -> Aggregate:
         """It gathers and folds."""
@@ -465,7 +471,8 @@ class Aggregate:
         if is_ahead:
             ends = self.gatherer.ends_reached(dropped, ends, closes, running[gathered.dropped], state)
         would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
-        return [*early, *dropped_late(self.name, dropped, np.ones(len(ends), np.bool_), would_be_open)]
+        closing = ClosedEnds(ends, closes, feed.closes[gathered.dropped])
+        return [*early, *dropped_late(self.name, dropped, np.ones(len(ends), np.bool_), would_be_open, closing)]
 
 
 class _Said:

@@ -103,6 +103,8 @@ class StatefulSpec(OperatorSpec):
     """What its store holds, as lookups and metrics call it."""
     measures: ClassVar[tuple[Measure, ...]] = (LATENESS,)
     """Under which names people see what it measures."""
+    lets_through: ClassVar[bool] = False
+    """Whether a record that it does not drop goes on itself, at once; else it is in what the operator keeps."""
     may_change: ClassVar[frozenset[str]] = frozenset()
     """The fields that a later version may have otherwise over the same store."""
 
@@ -110,6 +112,10 @@ class StatefulSpec(OperatorSpec):
     def partitioned_by(self) -> str | None:
         """The expression whose equal results must lie in one partition; None: equal keys must."""
         return None
+
+    def windows_at(self, timestamp: int) -> int:
+        """How many windows a record of this time (ms) falls into: so often it is dropped where all have closed."""
+        return 1
 
     def runner_over(self, store: StoreSpec, name: str, on_error: OnError, upstream: Upstream) -> Stateless | Stateful:
         """`runner`, over a store in which former versions of the operator may have written otherwise."""

@@ -42,6 +42,7 @@ class AnyDeduplicateSpec(StatefulSpec):
     interval_ms: Duration
 
     kind: ClassVar[str] = "deduplicate"
+    lets_through: ClassVar[bool] = True
     may_change: ClassVar[frozenset[str]] = frozenset({"interval_ms"})
 
     @property
@@ -128,6 +129,7 @@ class Deduplicate:
         timestamps = rows.column("timestamp").to_numpy()
         running = clock.observe(obs, timestamps)
         forward = np.empty(len(ids), np.bool_)
+        causes, missed_by_ms = np.empty((2, len(ids)), np.int64)
         kernel.deduplicate(
             ids,
             timestamps,
@@ -139,13 +141,22 @@ class Deduplicate:
             entries.origins,
             entries.changed,
             forward,
+            causes,
+            missed_by_ms,
         )
         now = clock.latest(obs, running)
         changes = entries.changes(now if now != obs else None)
         late = measures.lateness(running, timestamps)
         if forward.all():
             return Step(rows, changes, dropped, late)
-        duplicates = Dropped(self.name, "duplicate", rows.filter(pa.array(~forward)))
+        is_repeated = ~forward
+        duplicates = Dropped(
+            self.name,
+            "duplicate",
+            rows.filter(pa.array(is_repeated)),
+            causes=causes[is_repeated],
+            missed_by_ms=missed_by_ms[is_repeated],
+        )
         return Step(rows.filter(pa.array(forward)), changes, [*dropped, duplicates], late)
 
 

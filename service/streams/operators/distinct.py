@@ -28,6 +28,7 @@ from service.streams.operators.declaration import Kept, StatefulSpec, operator
 from service.streams.operators.fields import MAX_INT64
 from service.streams.operators.keyed import (
     BEFORE_VERSION,
+    ClosedEnds,
     Keyed,
     RecordTime,
     dropped_late,
@@ -70,6 +71,7 @@ class DistinctSpec(StatefulSpec):
     window: DistinctWindow
 
     kind: ClassVar[str] = "distinct"
+    lets_through: ClassVar[bool] = True
     measures: ClassVar[tuple[Measure, ...]] = (LATENESS, *WINDOW_DROPS)
 
     @property
@@ -204,7 +206,8 @@ class Distinct:
         would_be_open = ends >= closes if self.is_end_inclusive else ends > closes
         others = {"duplicate": judged.verdicts == kernel.DUPLICATE, BEFORE_VERSION: judged.verdicts == _MISSED}
         dropped = [Dropped(self.name, reason, rows.filter(pa.array(of))) for reason, of in others.items() if of.any()]
-        return [*dropped, *dropped_late(self.name, rows, is_late, would_be_open)]
+        closing = ClosedEnds(ends, closes, arrivals.closes)
+        return [*dropped, *dropped_late(self.name, rows, is_late, would_be_open, closing)]
 
 
 def _arrivals(keyed: Keyed, is_kept: pa.BooleanArray, closing: ClosedTo) -> _Arrivals:

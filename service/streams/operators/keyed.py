@@ -6,7 +6,7 @@ It knows what a key must be to be stored (semantics.md, Null and Time); it refus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from service.streams.measures import Reading
 from service.streams.records import Dropped, StateReader
 
 Flags = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
 
 BEFORE_VERSION: Final = "before_version"  # dropped: for a window that begins before the store did
 
@@ -105,7 +106,33 @@ class RecordTime:
         return [change(RECORD_TIME_KEY, pack_time(time) if is_behind else None)]
 
 
-def dropped_late(operator: str, rows: pa.RecordBatch, is_late: Flags, would_be_open: Flags) -> list[Dropped]:
-    """`rows` (TASK_SCHEMA) that are late: `closed_idle` where only idle close or flush made them so."""
-    parts = {"late": is_late & ~would_be_open, "closed_idle": is_late & would_be_open}
-    return [Dropped(operator, reason, rows.filter(pa.array(which))) for reason, which in parts.items() if which.any()]
+class ClosedEnds(NamedTuple):
+    """What was closed (ms) when rows that are late came: `by_records` alone, and in truth; `ends` (ms): of the windows
+    that each missed. Of sessions a row's own time, where it would have begun one.
+    """
+
+    ends: Int64s
+    by_records: Int64s
+    closes: Int64s
+
+
+def dropped_late(
+    operator: str, rows: pa.RecordBatch, is_late: Flags, would_be_open: Flags, closing: ClosedEnds
+) -> list[Dropped]:
+    """`rows` (TASK_SCHEMA) that are late: `closed_idle` where only idle close or flush made them so. They missed their
+    window by as much as what was closed lay behind its end.
+    """
+    parts = {
+        "late": (is_late & ~would_be_open, closing.by_records),
+        "closed_idle": (is_late & would_be_open, closing.closes),
+    }
+    return [
+        Dropped(
+            operator,
+            reason,
+            rows.filter(pa.array(which)),
+            missed_by_ms=(closes - closing.ends)[which],
+        )
+        for reason, (which, closes) in parts.items()
+        if which.any()
+    ]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from service.streams.layouts import store_keys
 from service.streams.layouts.reserved import FLOOR_KEY, time_at
 from service.streams.operators.closed_to import ClosedTo
-from service.streams.operators.keyed import BEFORE_VERSION, Keyed, dropped_late
+from service.streams.operators.keyed import BEFORE_VERSION, ClosedEnds, Keyed, dropped_late
 from service.streams.operators.windows import SessionWindow, kept_ms
 from service.streams.records import Dropped, StateReader
 
@@ -70,7 +70,8 @@ def begun(
     if not is_early.any():
         return keyed.keys.is_valid(), []
     is_late = is_early & (stamps < closing.at_each(keyed.running))
-    late = dropped_late(operator, keyed.rows, is_late, stamps >= closing.at_each_by(by_records, keyed.running))
+    closed = ClosedEnds(stamps, closing.at_each_by(by_records, keyed.running), closing.at_each(keyed.running))
+    late = dropped_late(operator, keyed.rows, is_late, stamps >= closed.by_records, closed)
     is_missed = is_early & ~is_late
     missed = [Dropped(operator, BEFORE_VERSION, keyed.rows.filter(pa.array(is_missed)))] if is_missed.any() else []
     return pa.array(is_kept & ~is_early), [*missed, *late]

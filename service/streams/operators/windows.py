@@ -86,6 +86,13 @@ def advance_ms(window: TimeWindow) -> int:
     return window.size_ms if isinstance(window, TumblingWindow) else window.advance_ms
 
 
+def starts_at(window: TimeWindow, timestamp: int) -> range:
+    """The starts of the windows that a time falls into."""
+    step = advance_ms(window)
+    first = max(timestamp - window.size_ms + step, 0) // step * step
+    return range(first, timestamp + 1, step)
+
+
 def closing_delay_ms(window: TimeWindow | SlidingWindow | SessionWindow) -> int:
     """From the end of a window until nothing changes it any more, in stream time."""
     return saturated(window.gap_ms if isinstance(window, SessionWindow) else 0, window.grace_ms)

@@ -51,6 +51,13 @@ class Repartitioned(NamedTuple):
     keys: pa.Array
 
 
+class Passed(NamedTuple):
+    """Rows (TASK_SCHEMA) that an operator took, and what left it then."""
+
+    taken: pa.RecordBatch
+    left: pa.RecordBatch
+
+
 @dataclass(frozen=True, slots=True)
 class ChainResult:
     """What a batch became.
@@ -60,7 +67,7 @@ class ChainResult:
     CHANGELOG_SCHEMA by store name, of the stores that moved. `stream_time`: the highest timestamp (ms) of the rows that
     were taken, or the time that was moved to. `measures`: by operator what it measured. `taken`: how many rows of the
     batch, from its first on; the others are to be given again, behind what the operators have still to do, where there
-    `is_more` of that.
+    `is_more` of that. `passages`: by operator, in their order, what passed it; where the chain keeps that.
     """
 
     origins: Origins
@@ -73,6 +80,7 @@ class ChainResult:
     measures: dict[str, Reading] = field(default_factory=dict)
     taken: int = 0
     is_more: bool = False
+    passages: dict[str, Passed] = field(default_factory=dict)
 
     def keep(self, operator: str, store: StoreSpec | None, step: Step) -> None:
         """Keep what a step changed, dropped and measured."""
@@ -102,9 +110,12 @@ class _Place:
 
 
 class Chain:
-    """The operators of one sub-topology. Holds no state between batches."""
+    """The operators of one sub-topology. Holds no state between batches. `keeps_passages`: its results have all that
+    passed each operator.
+    """
 
-    def __init__(self, sub_topology: SubTopology, on_error: OnError) -> None:
+    def __init__(self, sub_topology: SubTopology, on_error: OnError, *, keeps_passages: bool = False) -> None:
+        self._keeps_passages = keeps_passages
         self.dropped, self._keeps_failed_alone = sub_topology.dropped, sub_topology.keeps_failed_alone
         self._places = [
             _Place(node.name, _SOURCE if node.parent is None else node.parent, _operator(node, on_error), node.store)
@@ -137,7 +148,7 @@ class Chain:
         source = self._admitted(batch.rows) if operator is None else batch.rows
         place = next((i for i, each in enumerate(self._places) if each.name == operator), None)
         while True:
-            passing = _Pass(self._places, states, batch.origins, source)
+            passing = self._pass(states, batch.origins, source)
             with _located(batch.origins):
                 if operator is None:
                     passing.lead(0)
@@ -156,7 +167,7 @@ class Chain:
 
         `origins`: of no rows (`Origins.none`), but of the task's inputs. Raises OperatorFailed.
         """
-        passing, place = _Pass(self._places, states, origins, _NO_ROWS), self._last_backlog(states)
+        passing, place = self._pass(states, origins), self._last_backlog(states)
         if place is not None:
             with _located(origins):
                 passing.go_on(place)
@@ -196,10 +207,19 @@ class Chain:
         return self._moved(TimeAdvance(to, reason), states, origins)
 
     def _moved(self, advance: TimeAdvance, states: Mapping[str, StateReader], origins: Origins) -> ChainResult:
-        passing = _Pass(self._places, states, origins, _NO_ROWS, advance)
+        passing = self._pass(states, origins, advance=advance)
         with _located(origins):
             passing.lead(0)
             return self._delivered(passing)
+
+    def _pass(
+        self,
+        states: Mapping[str, StateReader],
+        origins: Origins,
+        source: pa.RecordBatch = _NO_ROWS,
+        advance: TimeAdvance | None = None,
+    ) -> _Pass:
+        return _Pass(self._places, states, origins, source, advance, keeps_passages=self._keeps_passages)
 
     def _last_backlog(self, states: Mapping[str, StateReader]) -> int | None:
         """The place of the last operator with a backlog; those that get its rows have none then."""
@@ -226,6 +246,8 @@ class Chain:
             if gate is not None and rows.num_rows:
                 step = gate.process(rows)
                 result.dropped.extend(step.dropped)
+                if self._keeps_passages:
+                    result.passages[gate.name] = Passed(rows, step.forward)
                 rows = step.forward
             result.outputs.append((stream, as_records(rows)))
             result.ordinals.append(rows.column("ordinal").to_numpy())
@@ -262,8 +284,11 @@ class _Pass:
         origins: Origins,
         source: pa.RecordBatch,
         advance: TimeAdvance | None = None,
+        *,
+        keeps_passages: bool = False,
     ) -> None:
         self._places, self._states, self._origins = places, states, origins
+        self._keeps_passages = keeps_passages
         self.source, self.forward = source, {_SOURCE: source}
         self.left: dict[int, bool] = {}
         self.fits: int | None = None
@@ -299,10 +324,10 @@ class _Pass:
             return
         if left.cause is not None and isinstance(place.operator, Advancing):
             step = place.operator.advance(clock.NOT_STARTED, state, "stream_time", left.cause)
-            self._keep(i, step, replace(left, cause=left.cause if step.rest else None))
+            self._keep(i, _NO_ROWS, step, replace(left, cause=left.cause if step.rest else None))
         elif left.rows.num_rows or left.advance is None:
             step = place.process(left.rows, self._states, self._origins)
-            self._keep(i, step, _backlog(step.rest, left.advance))
+            self._keep(i, _taken(left.rows, step), step, _backlog(step.rest, left.advance))
         else:
             self._advance = left.advance
             self._take(i, _NO_ROWS, left.advance)
@@ -311,20 +336,20 @@ class _Pass:
         """Through one operator, with rows, and then time that moves on."""
         place = self._places[i]
         step = place.process(rows, self._states, self._origins)
-        rest = step.rest
+        rest, taken = step.rest, _taken(rows, step)
         if rest is not None and self.source.num_rows:
             rest = self._cut(i, rest)
         if self.fits is not None:
             return
         if advance is None:
-            self._keep(i, step, _backlog(rest))
+            self._keep(i, taken, step, _backlog(rest))
         elif rest is not None:
-            self._keep(i, step, _backlog(rest, advance))
+            self._keep(i, taken, step, _backlog(rest, advance))
         else:
             step = self._advanced(i, step, advance)
             if step.rest is None:
                 self._moved.add(i)
-            self._keep(i, step, _backlog(None, advance if step.rest else None))
+            self._keep(i, taken, step, _backlog(None, advance if step.rest else None))
 
     def _cut(self, i: int, rest: Rest) -> Rest | None:
         """Where an operator leaves a rest: what of that has to wait, if the way does not end there."""
@@ -351,13 +376,15 @@ class _Pass:
         measured = measures.after(step.measures, then.measures)
         return Step(forward, overlay.merged(then.changes), step.dropped + then.dropped, measured, then.rest)
 
-    def _keep(self, i: int, step: Step, left: Backlog) -> None:
-        """What a step made, and what is still to be done by its operator."""
+    def _keep(self, i: int, taken: pa.RecordBatch, step: Step, left: Backlog) -> None:
+        """What a step made of the rows that it took, and what is still to be done by its operator."""
         place = self._places[i]
         if place.store is not None:
             step = replace(step, changes=noted(left, self._origins, self._state(i), step.changes))
             self.left[i] = not left.is_empty
         self.result.keep(place.name, place.store, step)
+        if self._keeps_passages:
+            self.result.passages[place.name] = Passed(taken, step.forward)
         self.forward[i] = step.forward
 
     def has_backlog(self, i: int) -> bool:
@@ -369,6 +396,11 @@ class _Pass:
         if store is None:
             raise TypeError(f"{self._places[i].name} keeps no state")
         return self._states[store.name]
+
+
+def _taken(rows: pa.RecordBatch, step: Step) -> pa.RecordBatch:
+    """What a step took of the rows that it was given."""
+    return rows if step.rest is None else rows.slice(0, rows.num_rows - step.rest.rows.num_rows)
 
 
 def _backlog(rest: Rest | None, advance: TimeAdvance | None = None) -> Backlog:
