@@ -17,9 +17,11 @@ from sqlalchemy.orm import Session
 
 from service.catalog.inputs import TaskInput
 from service.catalog.tables import JobVersionRow, TaskMoveRow, TaskRow
+from service.protocol import AdvanceReason
 
 BEGIN: Final = "begin"
 Kind = Literal["begin", "idle", "flush", "adopt", "replay"]
+Advance = tuple[int, AdvanceReason]  # in front of which offset, and why
 
 
 class Moves(NamedTuple):
@@ -31,7 +33,7 @@ class Moves(NamedTuple):
 
     begin: int
     spec_version: int
-    advances: Sequence[tuple[int, str]]
+    advances: Sequence[Advance]
     known_to: int | None
     ended_by: Kind | None
 
@@ -70,19 +72,21 @@ def moves_of(s: Session, task: TaskRow) -> Moves | None:
     """What moved a task; None where nobody took note of where it began."""
     query = select(TaskMoveRow).where(TaskMoveRow.task_id == task.id).order_by(TaskMoveRow.version)
     begin: TaskMoveRow | None = None
-    advances: list[tuple[int, str]] = []
+    advances: list[Advance] = []
     for row in s.scalars(query):
         if row.kind == BEGIN:
             begin = row
-        elif begin is not None and row.kind in ("idle", "flush"):
-            advances.append((row.position, row.kind))
+        elif begin is not None and row.kind == "idle":
+            advances.append((row.position, "idle"))
+        elif begin is not None and row.kind == "flush":
+            advances.append((row.position, "flush"))
         elif begin is not None:
             return _moves(s, task, begin, advances, row)
     return None if begin is None else _moves(s, task, begin, advances, None)
 
 
 def _moves(
-    s: Session, task: TaskRow, begin: TaskMoveRow, advances: Sequence[tuple[int, str]], other: TaskMoveRow | None
+    s: Session, task: TaskRow, begin: TaskMoveRow, advances: Sequence[Advance], other: TaskMoveRow | None
 ) -> Moves:
     ended = (None, None) if other is None else (other.position, other.kind)
     if other is None and not _runs_alike(s, task, begin.spec_version):

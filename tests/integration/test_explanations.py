@@ -76,14 +76,14 @@ def test_sessions_say_who_is_in_them_and_what_closed_them(http: httpx.Client) ->
     post(http, "sessions-why", ("a", 1_000, {}), ("a", 1_050, {}), ("b", 1_300, {}), ("a", 900, {}))
     found = explain(http, "sessions-why", key="a")
     assert said(found) == ("out", "visits", "late", record(2, 1_300), 300)
-    found = explain(http, "sessions-why", key="a", timestamp=1_020, partition=0)
+    found = explain(http, "sessions-why", partition=0, offset=1)
     [window] = found["windows"]
     assert (window["start"], window["end"], window["closed"]) == (1_000, 1_050, record(2, 1_300))
     assert window["updates"] == [{"offset": 0, "timestamp": 1_000}, {"offset": 1, "timestamp": 1_050}]
     assert window["finals"] == [{"operator": "final", "reason": "stream_time", "offset": 2}]
     http.post("/v1/jobs/sessions-why:flush").raise_for_status()
     wait_until(lambda: not http.get("/v1/jobs/sessions-why").json()["is_flushing"], 60, "the flush")
-    post(http, "sessions-why", ("b", 1_310, {}))
+    post(http, "sessions-why", ("b", 1_300, {}))
     found = explain(http, "sessions-why", key="b")
     flushed = {"offset": None, "timestamp": 1_401, "reason": "flush"}
     assert said(found) == ("out", "visits", "closed_idle", flushed, 1)
@@ -120,7 +120,7 @@ def test_after_a_reset_the_history_is_a_new_one_and_a_change_ends_it(http: httpx
     make(http, "changed-why", ONCE)
     post(http, "changed-why", ("a", 1_000, {"id": "x"}), ("a", 1_001, {"id": "x"}))
     http.post("/v1/jobs/changed-why:stop", params={"wait": "stopped", "timeout_ms": 60_000}).raise_for_status()
-    http.post("/v1/jobs/changed-why:reset", json={"start": {"changed-why-in": {"0": 1}}}).raise_for_status()
+    http.post("/v1/jobs/changed-why:reset", json={"start": {"offsets": {"0": 1}}}).raise_for_status()
     http.post("/v1/jobs/changed-why:restart").raise_for_status()
     http.get("/v1/jobs/changed-why", params=CAUGHT_UP).raise_for_status()
     found = explain(http, "changed-why", key="a")

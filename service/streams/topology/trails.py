@@ -410,8 +410,11 @@ def _fate_at(node: Node, spec: Any, step: _Steps) -> Fate | None:
         is_of_windows = all(drop.reason in _OF_WINDOWS for drop in step.drops)
         if not step.drops or (is_of_windows and len(step.drops) < spec.windows_at(step.timestamp)):
             return Fate("in", node.name)
-        if is_of_windows and isinstance(getattr(spec, "window", None), SlidingWindow):
-            return Fate("in", node.name) if step.left else Fate("unsure", node.name, "sliding")
+        if step.left:
+            return Fate("in", node.name)
+        is_sliding = isinstance(getattr(spec, "window", None), SlidingWindow)
+        if is_of_windows and is_sliding and getattr(spec, "emit", None) == "on_window_close":
+            return Fate("unsure", node.name, "sliding")
         return _let_go(node.name, step)
     return None if step.left else _let_go(node.name, step)
 
