@@ -55,8 +55,8 @@ def fates(operators: list[Record], records: list[Record], folder: Path, **asked:
 
 
 def check_windows(operators: list[Record], records: list[Record], folder: Path, **asked: Any) -> int:
-    """The windows that the time of each record lies in, by key, of a large case those of the most frequent ones; how many
-    were closed.
+    """The windows that the times of records lie in, by key, of a large case those of the most frequent ones; how many were
+    closed.
     """
     twin = naive_explain.Windows(operators[0], records, asked.get("advances", ()))
     closed = 0
