@@ -44,6 +44,7 @@ class Windows:
         self.is_session = self.window["type"] == "session"
         self.delay = self.window.get("grace_ms", 0) + self.window.get("gap_ms", 0)
         self.groups: dict[str, list[list[Any]]] = {}
+        self.open: list[list[Any]] = []  # those of them that nothing closed
         self.time = self.time_of_records = -1
         self.mover: Record | None = None  # who took stream time to where it is
         self.moving_record: Record | None = None
@@ -84,7 +85,9 @@ class Windows:
             reached = [each[1] for each in own if each[1] >= at - gap and each[0] <= at + gap]
             return max([at, *(end for end in reached if not self.is_over(end, self.time_of_records))])
         offsets = sorted([offset, *(one for each in near for one in each[2])])
-        own[:] = [each for each in own if each not in near] + [[start, end, offsets, None]]
+        merged = [start, end, offsets, None]
+        own[:] = [each for each in own if each not in near] + [merged]
+        self.open = [each for each in self.open if not any(each is other for other in near)] + [merged]
         return None
 
     def time_windows(self, own: list[list[Any]], offset: int, at: int) -> int | None:
@@ -99,21 +102,21 @@ class Windows:
                     break
             else:
                 own.append([start, start + size, [offset], None])
+                self.open.append(own[-1])
         return None if taking else starts[-1] + size
 
     def is_over(self, end: int, time: int) -> bool:
         return end < time - self.delay if self.is_session else end <= time - self.delay
 
     def close(self) -> None:
-        for own in self.groups.values():
-            for each in own:
-                if each[3] is None and self.is_over(each[1], self.time):
-                    each[3] = self.mover
+        for each in self.open:
+            if self.is_over(each[1], self.time):
+                each[3] = self.mover
+        self.open = [each for each in self.open if each[3] is None]
 
     def close_all(self, reason: str) -> None:
-        ends = [each[1] for own in self.groups.values() for each in own if each[3] is None]
-        if ends:
-            self.time = max(ends) + self.delay + self.is_session
+        if self.open:
+            self.time = max(each[1] for each in self.open) + self.delay + self.is_session
             self.mover = {"offset": None, "timestamp": self.time, "reason": reason}
             self.close()
 

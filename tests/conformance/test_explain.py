@@ -55,9 +55,7 @@ def fates(operators: list[Record], records: list[Record], folder: Path, **asked:
 
 
 def check_windows(operators: list[Record], records: list[Record], folder: Path, **asked: Any) -> int:
-    """The windows that the times of records lie in, by key, of a large case those of the most frequent ones; how many were
-    closed.
-    """
+    """The windows of the times of records, by key, of a large case by the most frequent ones; how many were closed."""
     twin = naive_explain.Windows(operators[0], records, asked.get("advances", ()))
     closed = 0
     frequent = Counter(record["key"] for record in records if record["key"] is not None).most_common()
