@@ -9,8 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from benchmarks.running import wait_until
+from service.api import explanations
+from service.catalog.tables import PartitionRow
 from tests.serving import Serving
 
 pytestmark = pytest.mark.services
@@ -134,6 +137,32 @@ def test_after_a_reset_the_history_is_a_new_one_and_a_change_ends_it(http: httpx
     found = explain(http, "changed-why", key="a")
     assert (found["verdict"], found["reason"]) == ("unknown", "version_changed")
     assert [each["verdict"] for each in found["records"]] == ["in", "unknown"]
+
+
+def test_a_task_with_several_inputs_and_one_whose_records_are_gone_are_unknown(
+    http: httpx.Client, working: Serving
+) -> None:
+    make(http, "gone-why", ONCE)
+    post(http, "gone-why", ("a", 1_000, {"id": "x"}), ("a", 1_001, {"id": "x"}))
+    stream = http.get("/v1/streams/gone-why-in").json()["id"]
+    taken = update(PartitionRow).where(PartitionRow.stream_id == stream).values(start_offset=1)
+    working.catalog.write(lambda s: s.execute(taken))
+    found = explain(http, "gone-why", key="a")
+    assert (found["verdict"], found["reason"], found["known_from"]) == ("unknown", "retention", 1)
+    sources = {"source": ["gone-why-in", "explained-two-in"]}
+    make(http, "explained-two", ONCE, **sources)
+    assert explain(http, "explained-two", key="a", stream="gone-why-in")["reason"] == "several_inputs"
+    answer = http.get("/v1/jobs/explained-two:explain", params={"key": "a"})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "?stream")
+
+
+def test_more_records_than_are_run_again_are_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(http, "long-why", ONCE)
+    post(http, "long-why", ("a", 1_000, {"id": "x"}), ("a", 1_001, {"id": "x"}))
+    monkeypatch.setattr(explanations, "MAX_RECORDS", 1)
+    answer = http.get("/v1/jobs/long-why:explain", params={"key": "a"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "explanation_too_large")
+    assert answer.json()["errors"][0]["pointer"] == "{job}"
 
 
 @pytest.mark.parametrize(
