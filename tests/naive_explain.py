@@ -93,7 +93,8 @@ class Windows:
     def time_windows(self, own: list[list[Any]], offset: int, at: int) -> int | None:
         size = self.window["size_ms"]
         step = self.window.get("advance_ms", size)
-        starts = [start for start in range(0, at + 1, step) if start <= at < start + size]
+        first = max(0, (at - size) // step * step)
+        starts = [start for start in range(first, at + 1, step) if start <= at < start + size]
         taking = [start for start in starts if not self.is_over(start + size, self.time)]
         for start in taking:
             for each in own:

@@ -22,6 +22,8 @@ HOUR_MS = 3_600_000
 ONCE = {"op": "deduplicate_by_key_value", "name": "once", "id": "value->>'path'", "interval_ms": HOUR_MS}
 FINAL = {"op": "suppress", "name": "final", "until": "window_closes", "buffer": {}}
 COUNT = {"n": {"fn": "count"}}
+VISITS = {"type": "session", "gap_ms": 600_000}
+HOURS = {"type": "tumbling", "size_ms": HOUR_MS}
 
 
 class Again:
@@ -123,11 +125,7 @@ def test_why_requests_of_a_web_log_are_not_the_first(tmp_path):
     assert goes_on == naive.deduplicate(records, naive.identity_of(ONCE), HOUR_MS)
 
 
-@pytest.mark.parametrize(
-    "window",
-    [{"type": "session", "gap_ms": 600_000}, {"type": "tumbling", "size_ms": HOUR_MS}],
-    ids=lambda w: w["type"],
-)
+@pytest.mark.parametrize("window", [VISITS, HOURS], ids=["session", "tumbling"])
 def test_why_visits_of_a_web_log_ended(window, tmp_path):
     """Each final that suppress lets go says by which request, and what closed its window is that request."""
     records = web_log.requests()
