@@ -73,14 +73,18 @@ class Beats:
 
     def waits_s(self, partition: int, since_s: float, until_s: float) -> list[float]:
         """How long each beat that was posted then waited for its result; those that wait still have none."""
-        posted = [(each, at) for (of, each), at in list(self._posted_s.items()) if of == partition]
+        posted = [(each, at) for (of, each), at in self._posted() if of == partition]
         return [self._seen_s[each] - at for each, at in posted if since_s <= at <= until_s and each in self._seen_s]
 
     def first_result_s(self, partition: int, *, posted_after_s: float, read_after_s: float) -> float | None:
         """When the first result of a beat that was posted after one moment was read after another; None: not yet."""
-        posted = [each for (of, each), at in list(self._posted_s.items()) if of == partition and at >= posted_after_s]
+        posted = [each for (of, each), at in self._posted() if of == partition and at >= posted_after_s]
         seen = [at for each in posted if (at := self._seen_s.get(each)) is not None]
         return min((at for at in seen if at >= read_after_s), default=None)
+
+    def _posted(self) -> list[tuple[tuple[int, str], float]]:
+        """What was posted so far. Of a copy, for a dictionary that grows meanwhile may refuse to be walked through."""
+        return list(self._posted_s.copy().items())
 
     def _post(self) -> None:
         for number in count():
