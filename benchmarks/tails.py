@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -82,11 +82,11 @@ class TailFigures:
     followed: TailsFound
 
 
-def figures(rate: int, clients: int, *, seconds: float) -> TailFigures:
-    """Start a service, follow a stream of it, kill it halfway through and start it again."""
+def figures(rate: int, clients: int, *, seconds: float, popen: Callable[..., Any] = subprocess.Popen) -> TailFigures:
+    """Start a service (by `popen`), follow a stream of it, kill it halfway through and start it again."""
     with ExitStack() as opened:
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="millrace-tails-")))
-        running = opened.enter_context(Running(scratch / "data", instances=0))
+        running = opened.enter_context(Running(scratch / "data", instances=0, popen=popen))
         return _followed(running, scratch / "delays", rate, clients, seconds)
 
 

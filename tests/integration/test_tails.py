@@ -20,6 +20,7 @@ from service.positions import opaque, position_of
 from service.reads import tails
 from service.reads.pages import StreamPage
 from service.streams.errors import CatalogUnavailable, StorageUnavailable
+from tests.forkserver import ForkServer
 from tests.integration.test_streams_api import refused
 from tests.serving import Serving, serving
 
@@ -202,9 +203,9 @@ def test_a_tail_that_is_too_slow_is_told_where_it_stands(
         assert len(values(again, 60 - (len(got) - 1))) == 60 - (len(got) - 1)
 
 
-def test_nothing_is_lost_or_repeated_through_a_killed_service() -> None:
+def test_nothing_is_lost_or_repeated_through_a_killed_service(forks: ForkServer) -> None:
     """Clients that come back with their last id, posts that are repeated: each client gets each record once."""
-    found = figures(rate=500, clients=3, seconds=2)
+    found = figures(rate=500, clients=3, seconds=2, popen=forks.popen)
     assert (found.followed.lost, found.followed.repeated) == (0, 0)
     assert found.followed.returns >= 3
 
