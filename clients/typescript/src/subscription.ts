@@ -1,11 +1,13 @@
 // A consumer of a subscription: the service keeps how far it is, and shares the partitions between those that pull. A batch
-// is acknowledged when the next one is asked for: what was not comes again, here or to another consumer.
+// is acknowledged when the next one is asked for, a record whenever its user says so; what was not comes again, here or to
+// another consumer.
 import { pathOf, randomId, type Asked, type Client } from "./client.js";
 import type { StreamRecord } from "./consumer.js";
 import { ApiError } from "./errors.js";
 import type { components } from "./schema.js";
 
 type Schemas = components["schemas"];
+type Positions = Schemas["SubscriptionPosition"][];
 /** Offsets from `start` up to `end` (not included) that retention took before they were acknowledged. */
 export type Gap = Schemas["GapView"];
 
@@ -53,9 +55,9 @@ export class SubscriptionConsumer<V = unknown> implements AsyncIterable<StreamRe
 
   /** The same records, a batch at a time: asking for the next one acknowledges it. */
   async *batches(): AsyncGenerator<StreamRecord<V>[], void> {
-    let used: Schemas["SubscriptionPosition"][] = [];
+    let used: Positions = [];
     for (;;) {
-      if (used.length > 0) await this.#acknowledge(used);
+      if (used.length > 0) await this.#settle(used);
       const { records, positions, gaps } = await this.#pull();
       for (const gap of gaps) this.#options.onGap?.(gap);
       if (records.length > 0) yield records as StreamRecord<V>[];
@@ -63,10 +65,22 @@ export class SubscriptionConsumer<V = unknown> implements AsyncIterable<StreamRe
     }
   }
 
+  /**
+   * Say that records are done with, and what is before them in their partitions, without asking for more. The lease begins
+   * anew. Throws ApiError: `lease_lost`, others may have them again.
+   */
+  async acknowledge(...records: readonly StreamRecord[]): Promise<void> {
+    const reached = new Map<number, number>();
+    for (const { partition, offset } of records) {
+      reached.set(partition, Math.max(offset + 1, reached.get(partition) ?? 0));
+    }
+    const positions = Array.from(reached, ([partition, position]) => ({ partition, position }));
+    await this.#say(positions, { isRepeatable: true, signal: this.#options.signal });
+  }
+
   /** Leave. What was given and is not acknowledged comes again. */
   async close(): Promise<void> {
-    const body: Schemas["AcknowledgeRequest"] = { consumer: this.#consumer, positions: [], leave: true };
-    await this.#client.call("POST", `${this.#path}:ack`, body, { isRepeatable: true });
+    await this.#say([], { isRepeatable: true }, { leave: true });
   }
 
   #pull(): Promise<Schemas["PulledView"]> {
@@ -81,13 +95,17 @@ export class SubscriptionConsumer<V = unknown> implements AsyncIterable<StreamRe
     return this.#client.call("POST", `${this.#path}:pull`, body, { ...this.#asked, waitMs });
   }
 
-  async #acknowledge(positions: Schemas["SubscriptionPosition"][]): Promise<void> {
-    const body: Schemas["AcknowledgeRequest"] = { consumer: this.#consumer, positions };
+  async #settle(positions: Positions): Promise<void> {
     try {
-      await this.#client.call("POST", `${this.#path}:ack`, body, this.#asked);
+      await this.#say(positions, this.#asked);
     } catch (error) {
       // it took too long: another consumer gets those records again
       if (!(error instanceof ApiError && error.is("lease_lost"))) throw error;
     }
+  }
+
+  async #say(positions: Positions, asked: Asked, more: { leave?: boolean } = {}): Promise<void> {
+    const body: Schemas["AcknowledgeRequest"] = { consumer: this.#consumer, positions, ...more };
+    await this.#client.call("POST", `${this.#path}:ack`, body, asked);
   }
 }

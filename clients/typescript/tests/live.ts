@@ -98,7 +98,11 @@ async function subscriptions(): Promise<void> {
   equal((await taken(second, 5)).map((record) => record.value.n), [4, 5, 6, 7, 8]);
   const view = await client.call<SubscriptionView>("GET", `${path}/billing`);
   equal([view.lag_records, view.consumers.map((consumer) => consumer.consumer)], [2, ["second"]]);
+  const rest = await taken(second, 2); // its second batch, again
+  await second.acknowledge(...rest.slice(0, 1));
+  equal((await client.call<SubscriptionView>("GET", `${path}/billing`)).lag_records, 1);
   await second.close();
+  equal((await thrown(ApiError, second.acknowledge(...rest))).code, "lease_lost");
 
   // two of them share the partitions
   await producer.send({ n: 10 }, { partition: 1 });
@@ -106,7 +110,7 @@ async function subscriptions(): Promise<void> {
   const [one, other] = [subscribe({ maxRecords: 1 }), subscribe({ maxRecords: 1 })];
   const ofOne = one[Symbol.asyncIterator]();
   const ofOther = other[Symbol.asyncIterator]();
-  equal([await next(ofOne), await next(ofOther)].sort(), [[0, 8], [1, 10]]);
+  equal([await next(ofOne), await next(ofOther)].sort(), [[0, 9], [1, 10]]);
   await Promise.all([one.close(), other.close()]);
 
   // a lease that is lost: the records come again
@@ -114,9 +118,9 @@ async function subscriptions(): Promise<void> {
   const ofSlow = slow[Symbol.asyncIterator]();
   const [partition] = await next(ofSlow);
   while ((await client.call<SubscriptionView>("GET", `${path}/billing`)).consumers.length > 0);
-  const again = [await next(ofSlow), await next(ofSlow), await next(ofSlow)];
+  const again = [await next(ofSlow), await next(ofSlow)];
   equal(again.filter((found) => found[0] === partition).length > 0, true);
-  equal([...again].sort(), [[0, 8], [0, 9], [1, 10]]);
+  equal([...again].sort(), [[0, 9], [1, 10]]);
   await slow.close();
 
   await thrown(ApiError, taken(new SubscriptionConsumer(client, stream, "nobody"), 1));
