@@ -15,7 +15,7 @@ NONE = ["cold", "short", "zones", "unstable"]
 BARS = {
     "moved": 0.35,
     "rounds": 0.7,
-    "copied": 0.704,
+    "copied": 0.702,
     "restored": 1.056,
     "exposed": 1.05,
     "spread": 1.05,

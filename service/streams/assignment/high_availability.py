@@ -31,7 +31,7 @@ ABSENT: Final = -1  # the lag of a copy that is not there; the owner of a task t
 _HERE, _SCATTER, _HAND_OVER, _CATCH_UP, _LENGTH = 0, 100, 20_000, 120_000, 1_000_000
 # A log whose length nobody says is at least this many times what is acceptable, and as long as the longest lag.
 _LOG_IN_ACCEPTABLE_LAGS: Final = 100
-_NEAR: Final = 0.4  # of the length of a log: so far behind, a copy is nearly there
+_NEAR: Final = 0.5  # of the length of a log: so far behind, a copy is nearly there
 
 
 @dataclass(frozen=True, slots=True)
