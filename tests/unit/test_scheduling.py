@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling import APART, FILES, FIRST, FOLDERS, TOGETHER, rank_of, unit_of
+from tests.scheduling import APART, FILES, FIRST, FOLDERS, rank_of, unit_of
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("named", [*FOLDERS, *APART, *FILES, *TOGETHER, *TOGETHER.values(), *FIRST])
+@pytest.mark.parametrize("named", [*FOLDERS, *APART, *FILES, *FIRST])
 def test_what_is_named_is_there(named: str) -> None:
     """What was renamed would fall to the end of the queue, or into another unit, and nobody would notice."""
     path, _, function = named.partition("::")
@@ -24,9 +24,6 @@ def test_tests_that_share_a_service_stay_together() -> None:
     assert unit_of("tests/e2e/test_web_log.py::test_a") == unit_of("tests/e2e/test_suppress_full.py::test_b")
     assert unit_of("tests/e2e/test_demo.py::test_a") == "tests/e2e/test_demo.py"
     assert unit_of("tests/chaos/test_killed.py::test_a") == "tests/chaos"
-    assert unit_of("tests/spark/test_cluster_under_faults.py::test_a") == unit_of(
-        "tests/spark/test_standalone.py::test_b"
-    )
 
 
 def test_tests_that_share_nothing_are_given_away_one_by_one() -> None:
