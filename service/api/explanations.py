@@ -144,7 +144,7 @@ class _ToExplain(NamedTuple):
 
 @router.get(
     "/v1/jobs/{job:name}:explain",
-    responses={200: {"model": ExplanationView}, **declared(401, 403, 404, 422, 429, 503)},
+    responses={200: {"model": ExplanationView}, **declared(401, 403, 404, 414, 422, 429, 503)},
 )
 async def explain_record(request: Request, job: str, _: Reader, asked: Annotated[ExplainQuery, Query()]) -> Response:
     """Say why a record came out, or not: at which operator, because of which earlier record, by how many ms.
