@@ -5,12 +5,13 @@ It knows how a committed changelog chunk is found again. It refuses to know what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from service import ranges
 from service.protocol import TaskCommit, WrittenSegment
 from service.storage.segments import Storage
 from service.streams.records import Chunk, Published
@@ -57,6 +58,13 @@ class PreparedCommit:
                 is_sparse=meta.is_sparse,
                 ranges=meta.ranges,
             )
+
+
+def targets_of(commits: Iterable[TaskCommit]) -> set[tuple[str, int]]:
+    """The (stream id, target)s of repartition streams that commits have records for."""
+    chunks = [chunk for commit in commits for segment in commit.segments for chunk in segment.chunks]
+    routed = [(chunk.stream_id, ranges.unpack(chunk.ranges)) for chunk in chunks if chunk.ranges is not None]
+    return {(stream_id, target) for stream_id, found in routed for target in found["target"].tolist()}
 
 
 class SegmentWriter:

@@ -83,7 +83,8 @@ class SlotJob:
         }
         for store, replica in replicas.items():
             replica.end = assigned.changelogs[store]
-        return StreamTask(assigned, replicas, partial(self._chain, assigned.sub_topology))
+        feeds_others = bool(self._topology.sub_topologies[assigned.sub_topology].repartitions)
+        return StreamTask(assigned, replicas, partial(self._chain, assigned.sub_topology), feeds_others)
 
     def keep_views(self, assigned: list[AssignedTask]) -> None:
         """Keep the views of exactly these tasks' stores, where there is a Redis."""

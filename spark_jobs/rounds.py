@@ -9,13 +9,14 @@ It knows clocks and intervals. It refuses to know what a task does in its turn.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from typing import Final
 
 from spark_jobs.tasks import StreamTask
 
 ROUND_S: Final = 0.25  # a round that takes longer ends between two tasks: those that are left may have to move
 MAX_PAUSE_S: Final = 0.25
+ASIDE_S: Final = 0.02  # who has given records to other slots alone lets them be asked for, run and committed first
 
 
 class Rounds:
@@ -25,6 +26,7 @@ class Rounds:
         self.change(interval_s, full_batch)
         self._start_s = time.monotonic() - interval_s
         self._has_full_batch = self._is_cut_short = self._may_go_on = False
+        self._given: Set[tuple[str, int]] = frozenset()
 
     def change(self, interval_s: float, full_batch: int) -> None:
         """Another interval, also for the round that waits."""
@@ -44,6 +46,10 @@ class Rounds:
         if in_turn:
             self._may_go_on = any(self._is_next(task) for task in tasks)
 
+    def note_given(self, targets: Set[tuple[str, int]]) -> None:
+        """The (stream id, target)s that the round has written records for."""
+        self._given = targets
+
     def pause_s(self, tasks: Collection[StreamTask]) -> float:
         """What is left of the commit interval, none while a full batch or the rest of a round waits; until anything may
         run at all.
@@ -52,7 +58,7 @@ class Rounds:
             return 0.0
         if self._may_go_on:
             self._may_go_on = False  # ask once: what the round gave may be there for others
-            return 0.0
+            return 0.0 if self._is_awaited(tasks) else max(0.0, min(ASIDE_S, self._interval_left_s()))
         now_s = time.monotonic()
         due = [task for task in tasks if task.is_pressing]
         waits_s = [MAX_PAUSE_S if task.has_failed else task.failures.not_before_s - now_s for task in due]
@@ -81,6 +87,12 @@ class Rounds:
     def _is_next(self, task: StreamTask) -> bool:
         """Whether it may go on in this round with what others gave in it."""
         return task.is_downstream and task.ran_s < self._start_s
+
+    def _is_awaited(self, tasks: Collection[StreamTask]) -> bool:
+        """Whether the round has written records for one of these tasks, or others wait to hear how far one is."""
+        downstream = [task for task in tasks if task.is_downstream]
+        heads = [(head.stream_id, head.sub_log) for task in downstream for head in task.assigned.inputs]
+        return any(task.feeds_others for task in downstream) or any(head in self._given for head in heads)
 
     def _interval_left_s(self) -> float:
         return self._start_s + self._interval_s - time.monotonic()

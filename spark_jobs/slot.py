@@ -42,7 +42,7 @@ from service.storage.segments import open_storage
 from spark_jobs import memory
 from spark_jobs.border import TaskBorder
 from spark_jobs.client import Api, ApiError, Gone, Refused, SlotPlace, Unreachable, slot_path
-from spark_jobs.commits import PreparedCommit, SegmentWriter
+from spark_jobs.commits import PreparedCommit, SegmentWriter, targets_of
 from spark_jobs.job import SlotJob
 from spark_jobs.pulse import LeaseKeeper, Pulse, folder_of
 from spark_jobs.rounds import Rounds
@@ -302,6 +302,7 @@ class Slot:
                     prepared.append((task, self._writer.prepare(outcome)))
         if prepared:
             self._commit(prepared)
+            self._rounds.note_given(targets_of(each.commit for _, each in prepared))
             self._writer.top_up()
 
     def _commit(self, prepared: Sequence[tuple[StreamTask, PreparedCommit]]) -> None:

@@ -32,6 +32,7 @@ class StreamTask:
     assigned: AssignedTask
     replicas: Mapping[str, Follower[Replica]]  # by store name
     chain: Callable[[], Chain]
+    feeds_others: bool = False  # other tasks of the job read what it writes
     failures: Failures = field(default_factory=lambda: Failures(TASK_PAUSES_S))
     has_failed: bool = False  # for good: its job fails
     has_backlog: bool = False  # its operators have more to give of what they have read, before it reads on

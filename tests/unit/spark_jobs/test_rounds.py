@@ -8,7 +8,7 @@ import pytest
 
 from service.protocol import AssignedTask, InputHead, InputRange
 from spark_jobs import rounds
-from spark_jobs.rounds import MAX_PAUSE_S, Rounds
+from spark_jobs.rounds import ASIDE_S, MAX_PAUSE_S, Rounds
 from spark_jobs.tasks import StreamTask
 
 FULL = 100
@@ -134,6 +134,7 @@ def test_a_task_that_failed_is_left_alone_until_it_may_be_tried_again(clock: Clo
 def test_who_goes_on_with_what_a_round_gave_waits_for_no_interval(clock: Clock) -> None:
     given, source, target = Rounds(0.1, FULL), task("a"), task("b", records=0, target=0)
     assert names(given, [source, target]) == ["a"]
+    given.note_given({("in", 0)})
     assert given.pause_s([source, target]) == 0.0  # it asks for what came of it, once
     assert given.pause_s([source, target]) == pytest.approx(0.1)
     clock.now_s += 0.02
@@ -143,3 +144,15 @@ def test_who_goes_on_with_what_a_round_gave_waits_for_no_interval(clock: Clock) 
     assert given.pause_s([source, target]) == pytest.approx(0.08)
     clock.now_s += 0.08
     assert names(given, [source, target]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("feeds_others", "pause_s"), [(False, ASIDE_S), (True, 0.0)])
+def test_who_has_given_others_something_lets_them_go_first_unless_it_is_waited_for(
+    clock: Clock, feeds_others: bool, pause_s: float
+) -> None:
+    given, source, target = Rounds(0.1, FULL), task("a"), task("b", records=0, target=0)
+    target.feeds_others = feeds_others
+    assert names(given, [source, target]) == ["a"]
+    given.note_given({("in", 1), ("another", 0)})
+    assert given.pause_s([source, target]) == pytest.approx(pause_s)
+    assert given.pause_s([source, target]) == pytest.approx(0.1)
