@@ -153,6 +153,7 @@ async def heartbeat(request: Request, instance: str, _: Instance) -> Response:
             scale_down_timeout_ms=state.settings.scale_down_timeout_ms,
             initial_delay_ms=state.settings.initial_rebalance_delay_ms,
             living=living,
+            renews=is_first,
         )
         if is_first:
             state.waiting_polls.vouch(instance, living, asked_s)

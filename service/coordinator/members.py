@@ -86,11 +86,13 @@ def heartbeat(
     scale_down_timeout_ms: int = 0,
     initial_delay_ms: int = NO_DELAY_MS,
     living: Mapping[str, int] = MappingProxyType({}),
+    renews: bool = True,
 ) -> WantedJobs:
     """Keep an instance's lease, and those of its slots `living`, of which each gave a sign of life so many ms ago;
     answers the jobs it should run slots for, and the version of that answer. `cores`, `shortage`: what it has now
     (None: as it joined), and what its Spark lacks. Where jobs, instances or cores are others than those that cores were
-    shared for, they are shared anew first (`share_cores`).
+    shared for, they are shared anew first (`share_cores`). `renews`: not so when a heartbeat that waits is looked at
+    again, for its instance may have died since it asked.
 
     Writes nothing while most of the lease is left and nothing else is new. Raises UnknownInstance, InstanceGone.
     """
@@ -98,7 +100,7 @@ def heartbeat(
     if found.shortage != shortage or cores not in (None, found.cores):
         catalog.write(_note_resources, instance_id, incarnation, cores, shortage)
         found = catalog.read(_read_heartbeat, instance_id, incarnation=incarnation)
-    if found.is_renewal_due or living:
+    if renews and (found.is_renewal_due or living):
         catalog.write(_renew_instance, instance_id, incarnation=incarnation, living=living)
     if not found.are_cores_shared:
         how = {"scale_down_timeout_ms": scale_down_timeout_ms, "initial_delay_ms": initial_delay_ms}

@@ -292,6 +292,19 @@ def test_a_second_look_for_the_same_question_renews_nothing(catalog: Catalog, jo
         coordinator.poll_slot(catalog, worker.id, worker.held, renews=False)
 
 
+def test_a_heartbeat_that_is_looked_at_again_renews_nothing(catalog: Catalog, job: JobRow) -> None:
+    instance = join(catalog)
+    worker = slot(catalog, instance, job)
+    expire_instance(catalog, instance)
+    expire_slot(catalog, worker.id)
+    lease = lambda: catalog.read(groups.get_instance, instance).lease_until_ms  # noqa: E731
+    coordinator.heartbeat(catalog, instance, incarnation="first", living={worker.id: 0}, renews=False)
+    assert (lease(), lease_of(catalog, worker.id)) == (0, 0)
+    coordinator.heartbeat(catalog, instance, incarnation="first", living={worker.id: 0})
+    assert lease() > 0
+    assert lease_of(catalog, worker.id) > 0
+
+
 def test_a_heartbeat_renews_the_leases_of_its_slots_as_of_their_signs_of_life(catalog: Catalog, job: JobRow) -> None:
     instance, elsewhere = join(catalog), join(catalog, "two")
     one, two, ended = (slot(catalog, instance, job, index=index) for index in range(3))
