@@ -16,7 +16,7 @@ from spark_jobs.tasks import StreamTask
 
 ROUND_S: Final = 0.25  # a round that takes longer ends between two tasks: those that are left may have to move
 MAX_PAUSE_S: Final = 0.25
-ASIDE_S: Final = 0.02  # who has given records to other slots alone lets them be asked for, run and committed first
+ASIDE_S: Final = 0.02  # who has given its own tasks nothing lets others ask for, run and commit what it gave them
 
 
 class Rounds:
@@ -58,7 +58,8 @@ class Rounds:
             return 0.0
         if self._may_go_on:
             self._may_go_on = False  # ask once: what the round gave may be there for others
-            return 0.0 if self._is_awaited(tasks) else max(0.0, min(ASIDE_S, self._interval_left_s()))
+            is_awaited = any(self._is_awaited(task) for task in tasks if task.is_downstream)
+            return 0.0 if is_awaited else max(0.0, min(ASIDE_S, self._interval_left_s()))
         now_s = time.monotonic()
         due = [task for task in tasks if task.is_pressing]
         waits_s = [MAX_PAUSE_S if task.has_failed else task.failures.not_before_s - now_s for task in due]
@@ -88,11 +89,10 @@ class Rounds:
         """Whether it may go on in this round with what others gave in it."""
         return task.is_downstream and task.ran_s < self._start_s
 
-    def _is_awaited(self, tasks: Collection[StreamTask]) -> bool:
-        """Whether the round has written records for one of these tasks, or others wait to hear how far one is."""
-        downstream = [task for task in tasks if task.is_downstream]
-        heads = [(head.stream_id, head.sub_log) for task in downstream for head in task.assigned.inputs]
-        return any(task.feeds_others for task in downstream) or any(head in self._given for head in heads)
+    def _is_awaited(self, task: StreamTask) -> bool:
+        """Whether the round has written records for it, or others wait to hear how far it is."""
+        heads = task.assigned.inputs
+        return task.feeds_others or any((head.stream_id, head.sub_log) in self._given for head in heads)
 
     def _interval_left_s(self) -> float:
         return self._start_s + self._interval_s - time.monotonic()

@@ -300,9 +300,9 @@ class Slot:
                 if outcome is not None:
                     self._footprint.note(outcome.nbytes)
                     prepared.append((task, self._writer.prepare(outcome)))
+        self._rounds.note_given(targets_of(each.commit for _, each in prepared))
         if prepared:
             self._commit(prepared)
-            self._rounds.note_given(targets_of(each.commit for _, each in prepared))
             self._writer.top_up()
 
     def _commit(self, prepared: Sequence[tuple[StreamTask, PreparedCommit]]) -> None:
