@@ -3,7 +3,7 @@
 Prints a Markdown table and writes the same as JSON (`benchmarks/results.json`), of which `benchmarks.report` makes the
 figures of the README. All invariants are on: fsync, changelog, HTTP commit, replay. Rows come from here (ingest, waits
 for output), from `contests` (against Spark), `catalog_rows`, `posts`, `lookups`, `tails`, `standby_cost`,
-`failover` and `idle`.
+`failover`, `idle` and `dashboard`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks import failover, idle, standby_cost
+from benchmarks import dashboard, failover, idle, standby_cost
 from benchmarks.catalog_rows import TASKS, wide_commits
 from benchmarks.contests import PARTITIONS, SOURCE, contests, with_closing
 from benchmarks.events import Workload, arrow_stream, bids, ndjson
@@ -41,7 +41,7 @@ READ_WAIT_MS = 5_000
 INGEST_CLIENTS = 4  # while one waits for its fsync, others are read and checked
 SERVED = ("waits", "ingest", "posts", "contests", "rows")  # by one service
 PARTS = (*SERVED, "lookups")
-LONG = ("tails", "standbys", "failover", "idle")  # on services of their own: minutes, so in no quick run
+LONG = ("tails", "standbys", "failover", "idle", "dashboard")  # on services of their own: minutes, so in no quick run
 POST_BARS = {64: "≥ 1,500", 8: "≥ 600", 1: "≤ 4"}  # of so many clients: posts a second; of one: its wait in ms
 
 
@@ -105,6 +105,8 @@ def _rows(workload: Workload, scratch: Path, effort: Effort, parts: Sequence[str
         yield from failover.rows()
     if "idle" in parts:
         yield from idle.rows()
+    if "dashboard" in parts:
+        yield from dashboard.rows()
 
 
 def _served_rows(events: pa.Table, scratch: Path, effort: Effort, parts: Sequence[str]) -> Iterator[Measurement]:

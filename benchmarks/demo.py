@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from benchmarks import sample
+from benchmarks import incidents, sample
 from benchmarks.events import ndjson
 from benchmarks.running import NDJSON, Running
 from benchmarks.sample import Results, Sample
@@ -51,6 +51,7 @@ def main() -> int:
     try:
         is_right = _show(running, sample.sample(given.records))
         if given.keep:
+            _go_wrong(running)
             _keep_running(running)
         else:
             console.print("\nThe service ends here. [bold]make demo KEEP=1[/bold] leaves it running for these calls.")
@@ -182,6 +183,16 @@ def _check(found: Results, given: Sample) -> bool:
         verdict = "[green]equal[/green]" if ours == theirs else "[red]different[/red]"
         _say(f"{theirs if isinstance(theirs, int) else len(theirs):>9,} {name:<9} {verdict}")
     return found == plain
+
+
+def _go_wrong(running: Running) -> None:
+    """Data for the dashboard: what it is for. Nobody waits for it here."""
+    _step(
+        "Let something go wrong",
+        "Nine streams inc-…, for the dashboard: each job inc_… there has a trouble of its own.",
+    )
+    hours_ago = time.time_ns() // 1_000_000 - 3 * incidents.HOUR_MS
+    incidents.seed(running.client, hours_ago - hours_ago % incidents.MINUTE_MS)
 
 
 def _keep_running(running: Running) -> None:

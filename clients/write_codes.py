@@ -13,7 +13,7 @@ PAGE = HERE.parent / "docs" / "errors.md"
 PYTHON = HERE / "python" / "millrace_client" / "codes.py"
 TYPESCRIPT = HERE / "typescript" / "src" / "codes.ts"
 
-WITHOUT_STATUS = 422  # of the event that ends a tail, and of what ends a simulation
+WITHOUT_STATUS = 422  # of what ends a simulation
 FAILED_JOBS = "## Failed jobs"
 SIMULATED = 6  # of the codes of failed jobs, the first ones: the others are never answered
 WIDTH = 110

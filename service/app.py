@@ -16,8 +16,10 @@ from service import coordinator, problems
 from service.api import (
     aggregators,
     appends,
+    audits,
     dashboard,
     document,
+    events,
     explanations,
     exports,
     groups,
@@ -27,14 +29,18 @@ from service.api import (
     job_creation,
     job_metrics,
     job_resets,
+    job_times,
     job_verbs,
     job_versions,
     jobs,
     lookups,
+    overview,
     reads,
     replays,
+    series,
     simulations,
     stores,
+    stream_usage,
     streams,
     subscriptions,
     tails,
@@ -46,6 +52,7 @@ from service.api.post_bodies import PostBodies
 from service.api.quick_lookups import QuickLookups, RepeatedLookups, is_like_a_lookup
 from service.api.quick_posts import QuickPosts
 from service.api.quick_slots import QuickSlots
+from service.audit import RefusedSignIns
 from service.auth import KeyRing
 from service.border import RequestBorder
 from service.catalog import sessions
@@ -53,11 +60,13 @@ from service.catalog.engine import Catalog
 from service.collector import Collector
 from service.connections import QuickGet
 from service.ingest import AppendBuffer
+from service.live import LiveAnswers
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
 from service.loops import Loop, Loops, report_end
 from service.notify import Hub
 from service.reads.subscriptions import Deliveries
 from service.reads.tails import Tails
+from service.sampler import ROUNDS, Sampler
 from service.sealing import Sealer
 from service.settings import Settings
 from service.simulate.filters import RecordFilters
@@ -84,6 +93,7 @@ class State(TypedDict):
     post_bodies: PostBodies
     keys: KeyRing
     sessions: KeyRing
+    refused_sign_ins: RefusedSignIns
     loops: Loops
     lookups: Lookups
     key_pages: KeyPages
@@ -93,6 +103,7 @@ class State(TypedDict):
     quiet_polls: coordinator.QuietPolls
     waiting_polls: coordinator.WaitingPolls
     tails: Tails
+    live: LiveAnswers
     deliveries: Deliveries
     sealer: Sealer
     pusher: Pusher
@@ -112,6 +123,10 @@ class Service(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self._border(scope, receive, send)
+
+    async def ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What the service asks of itself: it is at no border, and in no log."""
+        await super().__call__(scope, receive, send)
 
     def quick_gets(
         self, target: bytes, fields: Sequence[tuple[bytes, bytes]], state: Mapping[str, Any]
@@ -165,10 +180,12 @@ def create_app(settings: Settings) -> Service:
         stores,
         lookups,
         streams,
+        stream_usage,
         appends,
         reads,
         exports,
         tails,
+        events,
         subscriptions,
         job_copies,
         job_creation,
@@ -181,10 +198,14 @@ def create_app(settings: Settings) -> Service:
         job_versions,
         replays,
         job_metrics,
+        series,
+        job_times,
+        overview,
         aggregators,
         groups,
         instances,
         tokens,
+        audits,
         health,
         dashboard,
     ):
@@ -207,7 +228,12 @@ def _open(settings: Settings) -> State:
     catalog.on_wake(signed_in.hear)
     catalog.listen()
     collector = Collector(
-        catalog, storage, delete_delay_ms=settings.delete_delay_ms, pending_ttl_ms=settings.pending_ttl_ms
+        catalog,
+        storage,
+        delete_delay_ms=settings.delete_delay_ms,
+        pending_ttl_ms=settings.pending_ttl_ms,
+        audit_retention_ms=settings.audit_retention_ms,
+        audit_entries=settings.audit_entries,
     )
     quiet_polls = coordinator.QuietPolls(catalog, hub.has_woken)
     ticks = coordinator.Ticks(
@@ -222,12 +248,17 @@ def _open(settings: Settings) -> State:
         Loop("coordinator", settings.tick_ms / 1000, ticks.run_once),
         Loop("collector", every_s, collector.run_once),
     ]
+    lookups = Lookups(catalog, hub, _source(settings))
+    sampler = Sampler(catalog, lookups.reader.sizes, settings.sample_every_ms)
+    loops.append(Loop("samples", settings.sample_every_ms / ROUNDS / 1000, sampler.run_once))
     if (redis_url := settings.redis_url) is not None:
         loops.append(Loop("views", every_s, lambda: sweep_views(redis_url, catalog)))
     ingest = AppendBuffer(
         catalog, storage, group_bytes=settings.ingest_group_bytes, buffer_bytes=settings.ingest_buffer_bytes
     )
     processes = BoundedProcesses()
+    live = LiveAnswers(hub, settings.max_event_streams)
+    catalog.on_wake(live.hear)
     filters = RecordFilters(processes, settings.max_tail_filters)
     deliveries = Deliveries(catalog, storage, hub)
     key = settings.secret_key.get_secret_value() if settings.secret_key else None
@@ -250,8 +281,9 @@ def _open(settings: Settings) -> State:
         post_bodies=PostBodies(ingest, key_bytes=settings.ingest_key_bytes),
         keys=keys,
         sessions=signed_in,
+        refused_sign_ins=RefusedSignIns(catalog),
         loops=Loops(loops),
-        lookups=Lookups(catalog, hub, _source(settings)),
+        lookups=lookups,
         key_pages=KeyPages(),
         processes=processes,
         simulations=Simulations(processes),
@@ -259,6 +291,7 @@ def _open(settings: Settings) -> State:
         quiet_polls=quiet_polls,
         waiting_polls=coordinator.WaitingPolls(settings.lease_ms),
         tails=Tails(catalog, storage, hub, filters.shared),
+        live=live,
         deliveries=deliveries,
         sealer=sealer,
         pusher=pusher,

@@ -22,12 +22,13 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
-from service import origins
+from service import audit, origins
 from service.catalog import keys
 from service.catalog.engine import EVERYTHING, Catalog
 from service.catalog.tables import ApiKeyRow
 from service.parameters import refuse_unknown_parameters
 from service.problems import ProblemError
+from service.streams.errors import CatalogUnavailable
 
 ROLES = ("reader", "writer", "admin", "instance")
 MAY: dict[str, frozenset[str]] = {
@@ -36,10 +37,11 @@ MAY: dict[str, frozenset[str]] = {
     "admin": frozenset({"admin"}),
     "instance": frozenset({"instance", "admin"}),
 }
+CHANGING: Final = frozenset({"writer", "admin"})  # who needs one of these to ask for something changes something
 CACHED_KEYS = 1024
+ASKING = "millrace.caller"  # in the scope of a request that the service makes of itself: for whom
 KEYS = "keys"  # the topic woken when a key is revoked, or a session is ended
 CSRF_HEADER: Final = "X-CSRF-Token"
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,18 @@ class KeyRing:
 
     async def _find(self, sha256: str) -> Caller | None:
         row = await run_in_threadpool(self._catalog.read, self._find_key, sha256)
-        return None if row is None else Caller(row.id, row.name, row.role)
+        if row is None:
+            return None
+        if keys.is_use_due(row):
+            await run_in_threadpool(self._note_use, row.id)
+        return Caller(row.id, row.name, row.role)
+
+    def _note_use(self, key_id: str) -> None:
+        """Nobody is kept out because it can not be noted."""
+        try:
+            self._catalog.write(keys.note_use, key_id)
+        except CatalogUnavailable as error:
+            structlog.get_logger().warning("key_use_not_noted", key=key_id, error=str(error))
 
     def _keep(self, sha256: str, done: asyncio.Task[Caller | None], until_s: float) -> None:
         """Remember an answer, unless something was revoked since it was asked for."""
@@ -152,6 +165,8 @@ def _require(role: str) -> Callable[..., Awaitable[Caller]]:
         found = await identify(request, takes_session=role != "instance")
         require_role(found, role)
         refuse_unknown_parameters(request)  # not before: what a route has is for those who may use it
+        if role in CHANGING:
+            follow(request, found)
         return found
 
     return caller
@@ -163,11 +178,18 @@ def require_role(caller: Caller, role: str) -> None:
         raise ProblemError(403, "forbidden", f"this needs the role {role}; the key has the role {caller.role}")
 
 
+def follow(request: Request, caller: Caller) -> None:
+    """Have what the request changes stand in the audit, with the caller's key."""
+    audit.follow(request, key_id=caller.id, key_name=caller.name, role=caller.role)
+
+
 async def identify(request: Request, *, takes_session: bool = True) -> Caller:
     """The caller of a request; 401 when it shows no key and no session, or one that is not valid; 403 where a page of
     somebody else's has a browser ask for those who are known by their browser, or by nothing.
     """
     settings = request.state.settings
+    if (asking := request.scope.get(ASKING)) is not None:
+        return asking  # type: ignore[no-any-return]
     if settings.auth == "off":
         _refuse_strange_pages(request.headers, settings)
         return NOBODY
@@ -183,12 +205,23 @@ async def identify(request: Request, *, takes_session: bool = True) -> Caller:
     return caller
 
 
+async def is_still_known(request: Request) -> bool:
+    """Whether a request that goes on for long is of somebody still; a catalog that does not answer ends none."""
+    try:
+        await identify(request)
+    except CatalogUnavailable:
+        return True
+    except ProblemError:
+        return False
+    return True
+
+
 async def _caller_of_session(request: Request, session: str) -> Caller:
     caller: Caller | None = await request.state.sessions.caller(session)
     if caller is None:
         raise unauthenticated("the session has ended")
     origins.refuse_other_sites(request.headers)
-    if request.method not in _SAFE:
+    if request.method not in audit.SAFE:
         _refuse_forged(request, session)
     return caller
 

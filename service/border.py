@@ -49,6 +49,8 @@ class RequestBorder:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if (entry := scope.get("audit")) is not None:
+                    await entry.settle(status)
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if body is not None and body.is_left_over:
                     message["headers"].append((b"connection", b"close"))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from service.catalog import ingest_keys, repartitions, segments
+from service.catalog import audit, ingest_keys, repartitions, segments
 from service.catalog.engine import Catalog
 from service.storage.segments import Storage
 
@@ -27,14 +27,17 @@ class Collector:
         storage: Storage,
         delete_delay_ms: int = 3_600_000,
         pending_ttl_ms: int = 3_600_000,
+        audit_retention_ms: int = 7_776_000_000,
+        audit_entries: int = 100_000,
     ) -> None:
         self._catalog = catalog
         self._storage = storage
         self._delete_delay_ms = delete_delay_ms
         self._pending_ttl_ms = pending_ttl_ms
+        self._audit = {"retention_ms": audit_retention_ms, "entries": audit_entries}
 
     def run_once(self) -> Counter[str]:
-        """One round. Returns how many chunks, segments, files and keys each step took away."""
+        """One round. Returns how many chunks, segments, files, keys and entries each step took away."""
         write = self._catalog.write
         steps: dict[str, Callable[[], int]] = {
             "chunks_truncated": lambda: write(segments.truncate_by_retention),
@@ -43,6 +46,7 @@ class Collector:
             "stale_pending_dropped": lambda: write(segments.drop_stale_pending, self._pending_ttl_ms),
             "files_deleted": self._delete_files,
             "ingest_keys_purged": lambda: write(ingest_keys.purge),
+            "audit_swept": lambda: write(audit.sweep, **self._audit),
         }
         done: Counter[str] = Counter()
         for name, step in steps.items():

@@ -25,7 +25,7 @@ def configure(level: str) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line a write: processes share files
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""What the service does unasked, round after round: look for lost members, collect dead segments.
+"""What the service does unasked, round after round: look for lost members, collect dead segments, note figures.
 
 Knows intervals and that a round may fail. Refuses to know what is done in one. A round that meets a database or
 storage that does not answer is counted and logged, and the next one tries again; anything else is a fault of
@@ -6,7 +6,7 @@ ours: the loop ends, and `/readyz` says so.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -21,7 +21,7 @@ EXPECTED = (SQLAlchemyError, OSError, StreamError)
 
 @dataclass(frozen=True)
 class Loop:
-    """A named piece of work and the seconds between two rounds of it."""
+    """A named piece of work and the seconds between two rounds of it; what takes long in it waits beside the loop."""
 
     name: str
     interval_s: float
@@ -35,7 +35,9 @@ class Loop:
 
     async def _round(self) -> None:
         try:
-            await run_in_threadpool(self.work)
+            done = await run_in_threadpool(self.work)
+            if isinstance(done, Awaitable):
+                await done
         except EXPECTED as error:
             prometheus.LOOP_FAILURES.labels(self.name).inc()
             structlog.get_logger().warning("round_failed", loop=self.name, error=str(error))

@@ -36,6 +36,11 @@ TASK_FAMILIES = (
     SampleFamily("batch_seconds", "summary", "Seconds to run a batch through its operators and encode its outputs"),
     SampleFamily("batch_seconds_max", "gauge", "Seconds that the slowest batch took"),
 )
+FLOW_FAMILIES = (
+    SampleFamily("operator_records_in", "counter", "Records that the operator, sink or repartition stream was given"),
+    SampleFamily("operator_records_out", "counter", "Records that it gave on"),
+    SampleFamily("operator_busy_seconds", "counter", "Seconds that it took over them, of batches that were committed"),
+)
 DROPPED = SampleFamily("dropped_records", "counter", "Records that operators did not let through, by reason")
 ADVANCES = SampleFamily("task_advances", "counter", "Times that stream time was moved without a record, by reason")
 
@@ -50,6 +55,12 @@ def of_operator(
     if size is not None:
         found |= {"store_entries": size.entries, "store_bytes": size.bytes}
     return found
+
+
+def of_flow(flow: Mapping[str, int]) -> Samples:
+    """Samples of an operator, a sink or a repartition stream of a task: what went through it, how long that took."""
+    names = [family.name + TOTAL for family in FLOW_FAMILIES]
+    return dict(zip(names, (flow["records_in"], flow["records_out"], flow["busy_us"] / 1e6), strict=True))
 
 
 def of_task(counters: Mapping[str, Any], lag: int) -> Samples:

@@ -32,6 +32,7 @@ TYPE_PREFIX = "urn:millrace:problem:"
 STATUS: dict[type[Exception], int] = {
     errors.InvalidInput: 422,
     errors.InvalidExpression: 422,
+    errors.FilterFailed: 422,
     errors.OperatorFailed: 422,  # only :simulate runs operators inside a request
     errors.IdempotencyConflict: 422,
     errors.KeyNotText: 422,

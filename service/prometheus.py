@@ -14,7 +14,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
-from service.metric_families import ADVANCES, DROPPED, OPERATOR_FAMILIES, TASK_FAMILIES, Size, of_operator, of_task
+from service.metric_families import (
+    ADVANCES,
+    DROPPED,
+    FLOW_FAMILIES,
+    OPERATOR_FAMILIES,
+    TASK_FAMILIES,
+    Size,
+    of_flow,
+    of_operator,
+    of_task,
+)
 from service.streams.samples import TOTAL, SampleFamily, Samples
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they are a line of start times for each counter
@@ -37,15 +47,21 @@ INGEST_BUFFERED_BYTES = Gauge(
 COMMITS = Counter("millrace_commits", "Commits of tasks by outcome", ["status"], registry=REGISTRY)
 TAILS = Gauge("millrace_tails", "Readers that follow a stream", registry=REGISTRY)
 TAIL_OVERRUNS = Counter("millrace_tail_overruns", "Tails that were ended because they were too slow", registry=REGISTRY)
+EVENT_STREAMS = Gauge("millrace_event_streams", "Streams of events that somebody follows", registry=REGISTRY)
+EVENT_TOPICS = Gauge("millrace_event_topics", "Different topics that they follow together", registry=REGISTRY)
+EVENT_LOOKS = Counter("millrace_event_looks", "Times that a topic was asked for", registry=REGISTRY)
+EVENT_BYTES = Counter("millrace_event_bytes", "Bytes of events sent", registry=REGISTRY)
 SUBSCRIPTION_PULLS = Counter(
     "millrace_subscription_pulls", "Pulls of subscriptions by outcome", ["outcome"], registry=REGISTRY
 )
 SUBSCRIPTION_EXPIRED_LEASES = Counter(
     "millrace_subscription_expired_leases", "Leases of consumers that ran out", registry=REGISTRY
 )
-TAIL_FILTERS = Gauge("millrace_tail_filters", "Processes that conditions of tails run in", registry=REGISTRY)
+TAIL_FILTERS = Gauge(
+    "millrace_tail_filters", "Processes that conditions of tails and searches run in", registry=REGISTRY
+)
 TAIL_FILTER_FAILURES = Counter(
-    "millrace_tail_filter_failures", "Records for which the condition of a tail failed", registry=REGISTRY
+    "millrace_tail_filter_failures", "Records for which the condition of a tail or a search failed", registry=REGISTRY
 )
 WEBHOOKS = Counter("millrace_webhooks", "Attempts to post a record to a target", ["outcome"], registry=REGISTRY)
 LOOP_FAILURES = Counter(
@@ -158,6 +174,7 @@ class _TaskCollector(Collector):
             TASK_FAMILIES, [(_labels(task), of_task(task.counters, task.lag.records)) for task in self._tasks]
         )
         yield from _metrics(OPERATOR_FAMILIES, list(self._of_operators()))
+        yield from _metrics(FLOW_FAMILIES, list(self._flow()))
         yield from _metrics([DROPPED], list(self._dropped()))
         yield from _metrics([ADVANCES], list(self._advances()))
 
@@ -168,6 +185,11 @@ class _TaskCollector(Collector):
                 dropped = task.counters.get("dropped", {}).get(store.operator, {})
                 size = self._sizes.get((store.id, task.partition))
                 yield _labels(task, operator=store.operator), of_operator(store, reading, dropped, size)
+
+    def _flow(self) -> Iterator[Labelled]:
+        for task in self._tasks:
+            for name, flow in task.counters.get("flow", {}).items():
+                yield _labels(task, operator=name), of_flow(flow)
 
     def _dropped(self) -> Iterator[Labelled]:
         for task in self._tasks:

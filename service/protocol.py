@@ -182,6 +182,22 @@ class SpreadFigures(TypedDict, total=False):
     last: Count
 
 
+class MissedFigures(SpreadFigures, total=False):
+    """By how many ms records missed going on; `below`: how many by less than that bound and not less than the one
+    before.
+    """
+
+    below: dict[str, Count]
+
+
+class FlowFigures(TypedDict, total=False):
+    """Records that an operator, a sink or a repartition stream took and gave, and how long it was busy with them."""
+
+    records_in: Count
+    records_out: Count
+    busy_us: Count
+
+
 class Counters(TypedDict, total=False):
     """What the batch adds to the totals of its task, by operator where it is an operator's. `repartitioned_in`: so many
     of `records_in` came from repartition streams.
@@ -191,15 +207,31 @@ class Counters(TypedDict, total=False):
     repartitioned_in: Count
     records_out: Count
     dropped: dict[str, dict[str, Count]]
+    missed_by_ms: dict[str, dict[str, MissedFigures]]
+    flow: dict[str, FlowFigures]
     advances: dict[str, Count]
     batch_us: SpreadFigures
     operators: dict[str, dict[str, Count | SpreadFigures]]  # by what each measures: it declares that
 
 
+class TakenOrder(msgspec.Struct, frozen=True):
+    """Where the records of a commit of several inputs begin and end in their order: `aligned_at` (ms) and input number
+    of the first one and of the last. `records`: where repartition streams are among the inputs, how many of each the
+    commit takes, by number; offsets in these say nothing, for records of other targets lie in between.
+    """
+
+    first_aligned_at: Int64
+    first_input: Int32
+    last_aligned_at: Int64
+    last_input: Int32
+    records: list[Count] = []
+
+
 class TaskCommit(msgspec.Struct, frozen=True):
     """One batch of one task: inputs, stream time or a replay moved, segments to publish. Repeated under the same
     id it gets the first answer. `has_backlog`: it leaves operators with output of what they have read. `adopted`: the
-    version of the job that the task's stores stand at from this commit on, which does nothing else.
+    version of the job that the task's stores stand at from this commit on, which does nothing else. `order`: of a task
+    with several inputs, or with a repartition stream among them.
     """
 
     commit_id: Id
@@ -215,6 +247,7 @@ class TaskCommit(msgspec.Struct, frozen=True):
     applied: dict[str, Count] = {}
     has_backlog: bool = False
     adopted: Count | None = None
+    order: TakenOrder | None = None
 
 
 class CommitRequest(msgspec.Struct, frozen=True):

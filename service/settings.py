@@ -43,6 +43,7 @@ class Settings(BaseSettings):
     ingest_key_bytes: int = Field(default=128 << 20, gt=0)  # the same of one key
     max_connections: int = Field(default=1_000, ge=1)  # open at once; beyond, the longest idle one makes room
     max_tail_filters: int = Field(default=16, ge=1)  # conditions of tails that are evaluated, a process each
+    max_event_streams: int = Field(default=100, ge=1)  # of a key, in one process
     header_timeout_ms: int = Field(default=10_000, ge=100)
     body_timeout_ms: int = Field(default=10_000, ge=100)  # each so many ms of it bring min_body_rate bytes a second
     min_body_rate: int = Field(default=1_024, ge=1)
@@ -54,9 +55,12 @@ class Settings(BaseSettings):
     initial_rebalance_delay_ms: int = Field(default=1_000, ge=0)  # how long a job's first slot waits for the others
     scale_down_timeout_ms: int = Field(default=60_000, ge=0)  # how long tasks of a leaving instance may wait for copies
     collect_every_ms: int = Field(default=60_000, ge=100)
+    sample_every_ms: int = Field(default=10_000, ge=100, le=60_000)
     delete_delay_ms: int = Field(default=3_600_000, ge=0)
     pending_ttl_ms: int = Field(default=3_600_000, ge=1_000)
     key_cache_ms: int = Field(default=1_000, ge=0)  # how long another process's revocation may go unseen
+    audit_retention_ms: int = Field(default=7_776_000_000, ge=60_000)  # how long it is known who changed what
+    audit_entries: int = Field(default=100_000, ge=1)  # of more the oldest go
     drain_timeout_ms: int = Field(default=20_000, ge=0)
 
     @field_validator("database_url")

@@ -57,6 +57,10 @@ Answer = TypeVar("Answer")
 ANSWER_S = 10.0  # how long an answer may take, beside the time it was asked to wait
 PATIENCE_S = 30.0
 CONNECT_S = 2.0
+# Parts of a lease, where there are several processes: how long one of them may take to answer, so that who hangs there
+# is elsewhere before its lease is over; and how long a poll waits, which is to be answered before that.
+HANGS = 0.4
+POLLS = 0.2
 CONNECTIONS = 4  # kept alive: that of the loop, and of the thread that keeps the lease
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _ASK_AGAIN = {429, 500, 502, 503, 504}
@@ -99,7 +103,8 @@ class SlotPlace:
 
 class Api:
     """Keep-alive connections to the API, of which there may be several processes: `urls`, with commas between them. One
-    is asked until it can not be reached or can not answer, then the next. Safe to share between threads.
+    is asked until it can not be reached, can not answer or hangs, then the next: what it was asked may count all the
+    same, and is asked again under the same id. Safe to share between threads.
 
     Each tick of a slot asks twice. Measured beside each other, processor time of a request: urllib3 0.4 to 0.5 of httpx
     (which was half of all that a slot does between a poll's answer and its commit), http.client 0.2.
@@ -109,6 +114,7 @@ class Api:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         self._places = [(url.rstrip("/"), _pools_for(url, headers)) for url in urls.split(",")]
         self._at = 0
+        self._lease_s: float | None = None  # where it matters: there is another process to ask
 
     def __enter__(self) -> Self:
         return self
@@ -121,10 +127,13 @@ class Api:
 
     def join_instance(self, instance: JoinRequest) -> JoinedInstance:
         """Join under a stable name; the same name keeps its id. Raises ApiError."""
-        return self._ask(JoinedInstance, "POST", "/v1/instances:join", instance)
+        joined = self._ask(JoinedInstance, "POST", "/v1/instances:join", instance)
+        self._keep_lease(joined.lease_ms)
+        return joined
 
     def heartbeat(self, instance_id: str, beat: HeartbeatRequest) -> WantedJobs:
         """Keep the lease; waits for an answer that differs from the known one. Raises ApiError."""
+        beat = msgspec.structs.replace(beat, wait_ms=self._bounded_ms(beat.wait_ms))
         return self._ask(WantedJobs, "POST", f"/v1/instances/{instance_id}:heartbeat", beat, wait_s=beat.wait_ms / 1000)
 
     def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
@@ -140,10 +149,13 @@ class Api:
 
     def join_slot(self, instance_id: str, slot: SlotRequest) -> JoinedSlot:
         """Become a slot of a job in the place of the one before. Raises ApiError."""
-        return self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", slot)
+        joined = self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", slot)
+        self._keep_lease(joined.lease_ms)
+        return joined
 
     def poll(self, slot: str, held: PollRequest, *, patience_s: float = PATIENCE_S) -> PollAnswer:
         """What to do next with what the slot holds; waits until there is something. Raises ApiError."""
+        held = msgspec.structs.replace(held, timeout_ms=self._bounded_ms(held.timeout_ms))
         wait_s = held.timeout_ms / 1000
         return self._ask(PollAnswer, "POST", f"{slot}:poll", held, wait_s=wait_s, patience_s=patience_s)
 
@@ -204,7 +216,10 @@ class Api:
         return attempts(self._ask_once, method, path, content, wait_s)
 
     def _ask_once(self, method: str, path: str, content: bytes | None, wait_s: float) -> bytes:
-        timeout = Timeout(connect=CONNECT_S, read=ANSWER_S + wait_s)
+        read_s = ANSWER_S + wait_s
+        if self._lease_s is not None:
+            read_s = min(read_s, HANGS * self._lease_s)
+        timeout = Timeout(connect=CONNECT_S, read=read_s)
         at = self._at
         url, pools = self._places[at]
         try:
@@ -217,6 +232,14 @@ class Api:
         if answer.status >= 300:
             raise _refusal(path, answer.status, answer.data)
         return answer.data
+
+    def _bounded_ms(self, wait_ms: int) -> int:
+        """How long an answer may be waited for, of which so much was wanted."""
+        return wait_ms if self._lease_s is None else min(wait_ms, int(1000 * POLLS * self._lease_s))
+
+    def _keep_lease(self, lease_ms: int) -> None:
+        if len(self._places) > 1:
+            self._lease_s = lease_ms / 1000
 
     def _leave(self, at: int) -> None:
         """The next request asks the next one, unless another thread has seen to that."""

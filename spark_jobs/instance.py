@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -205,6 +206,7 @@ class Instance:
     def _join(self) -> JoinedInstance:
         context, options = self._context, self._options
         spark = {"app_id": context.applicationId, "ui": context.uiWebUrl or "", "master": context.master}
+        spark |= {"version": context.version, "millrace": version("millrace")}
         joining = JoinRequest(options.name, self._incarnation, socket.gethostname(), self._cores, spark)
         self._member = member = self._api.join_instance(joining)
         if self._joins:

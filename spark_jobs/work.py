@@ -30,12 +30,15 @@ from service.protocol import (
     AdvanceReason,
     AssignedTask,
     Counters,
+    FlowFigures,
     InputRange,
     KeptRange,
+    MissedFigures,
     Move,
     SpreadFigures,
     StoreRef,
     StreamRef,
+    TakenOrder,
     TaskCommit,
 )
 from service.storage.segments import EncodedSegment, encode_repartitions, encode_segment
@@ -46,8 +49,8 @@ from service.streams.measures import spread
 from service.streams.operators.adoption import adopt
 from service.streams.partitioner import split_by_partition
 from service.streams.records import REPARTITION_SCHEMA, StateReader, as_records
-from service.streams.topology.chain import Chain, ChainResult, Repartitioned
-from service.streams.topology.dropped import counted, kept
+from service.streams.topology.chain import Chain, ChainResult, Repartitioned, Throughput
+from service.streams.topology.dropped import counted, kept, missed
 from service.streams.topology.replays import select_kept
 from spark_jobs.reading import ChunkReader
 
@@ -254,7 +257,7 @@ class TaskRunner:
             for number, (start, position) in enumerate(zip(batch.starts, batch.positions(result.taken), strict=True))
             if position.offset > start.offset
         ]
-        outcome = self._outcome(result, batch, started_s, positions=moves)
+        outcome = self._outcome(result, batch, started_s, positions=moves, order=self._order(batch, result.taken))
         return replace(outcome, cut_after=result.taken if result.taken < batch.rows.num_rows else None)
 
     def replay(self, kept: Batch, given: KeptRange, states: States) -> Outcome:
@@ -324,6 +327,7 @@ class TaskRunner:
         started_s: float,
         *,
         positions: Sequence[Move] = (),
+        order: TakenOrder | None = None,
         advance: Advanced | None = None,
         replayed: Move | None = None,
     ) -> Outcome:
@@ -342,7 +346,10 @@ class TaskRunner:
             "dropped": counted(result.dropped),
             "batch_us": cast("SpreadFigures", spread(np.array([(time.perf_counter() - started_s) * 1e6], np.int64))),
             "operators": result.measures,
+            "flow": {name: _flow_figures(flow) for name, flow in result.flow.items()},
         }
+        if late := missed(result.dropped):
+            counters["missed_by_ms"] = cast("dict[str, dict[str, MissedFigures]]", late)
         if repartitioned := self._repartitioned(batch, result.taken):
             counters["repartitioned_in"] = repartitioned
         if advance is not None:
@@ -350,12 +357,27 @@ class TaskRunner:
         commit = self._commit(
             result.stream_time,
             positions=positions,
+            order=order,
             advance=advance,
             replayed=replayed,
             counters=counters,
             has_backlog=result.is_more,
         )
         return Outcome(commit, segments, {name: len(outputs) + n for n, name in enumerate(result.changes)})
+
+    def _order(self, batch: Batch, taken: int) -> TakenOrder | None:
+        """Where the first rows of a batch of several inputs begin and end in their order."""
+        heads = self.assigned.inputs
+        if not taken or batch.aligned_at is None:
+            return None
+        ordinals, records = batch.rows.column("ordinal").to_numpy()[:taken], list[int]()
+        if any(head.sub_log is not None for head in heads):
+            numbers, _ = split_words(batch.origins.words(ordinals))
+            records = np.bincount(numbers, minlength=len(heads)).tolist()
+        ends = ordinals[[0, -1]]
+        numbers, _ = split_words(batch.origins.words(ends))
+        (first, last), (first_input, last_input) = batch.aligned_at[ends].tolist(), numbers.tolist()
+        return TakenOrder(first, first_input, last, last_input, records)
 
     def _repartitioned(self, batch: Batch, taken: int) -> int:
         """How many of the first rows of a batch come from repartition streams."""
@@ -370,6 +392,7 @@ class TaskRunner:
         stream_time: int,
         *,
         positions: Sequence[Move] = (),
+        order: TakenOrder | None = None,
         advance: Advanced | None = None,
         replayed: Move | None = None,
         counters: Counters | None = None,
@@ -382,6 +405,7 @@ class TaskRunner:
             epoch=self.assigned.epoch,
             version=self.assigned.version,
             positions=list(positions),
+            order=order,
             advance=advance,
             replayed=replayed,
             counters=counters or {},
@@ -407,6 +431,10 @@ class TaskRunner:
         records = pa.RecordBatch.from_arrays(columns, schema=REPARTITION_SCHEMA)
         own = self.assigned.partition
         return self.routes.streams[given.stream].id, own, list(_by_partition(records, given.keys, given.targets, own))
+
+
+def _flow_figures(flow: Throughput) -> FlowFigures:
+    return {"records_in": flow.records_in, "records_out": flow.records_out, "busy_us": round(flow.busy_ns / 1000)}
 
 
 def _replay_move(given: KeptRange, batch: Batch, taken: int) -> Move:

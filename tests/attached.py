@@ -22,6 +22,7 @@ import psutil
 import pyspark
 
 from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_until
+from tests import class_archive
 
 LOOPBACK = "127.0.0.1"
 RETRIES = 2  # of a worker that lost its master, 5 to 15 s apart; behind them 30 to 90 s
@@ -144,10 +145,9 @@ class Standalone:
         self.master = f"spark://{LOOPBACK}:{free_port()}"
         self.secret = secrets.token_urlsafe(32)
         self.recovery, self.log = folder / "recovery", folder / "master.log"
-        self._home, conf = Path(pyspark.__file__).parent, folder / "conf"
-        conf.mkdir()
+        self._home, self._properties = Path(pyspark.__file__).parent, folder / "spark.properties"
         self.recovery.mkdir()
-        (conf / "spark-defaults.conf").write_text(
+        self._properties.write_text(
             f"spark.authenticate true\nspark.authenticate.secret {self.secret}\nspark.network.crypto.enabled true\n"
             f"spark.worker.initialRegistrationRetries {RETRIES}\n"
         )
@@ -157,7 +157,7 @@ class Standalone:
             "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": LOOPBACK,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_CONF_DIR": str(conf),
+            **class_archive.options(),
             "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
             f" -Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryDirectory={self.recovery}",
         }
@@ -246,7 +246,9 @@ class Standalone:
         return self._start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *where, *size)
 
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [str(self._home / "bin" / "spark-class"), *arguments]
+        # Not a SPARK_CONF_DIR: that one comes first in the class path, which then fits no archive of classes.
+        spark_class, properties = str(self._home / "bin" / "spark-class"), ["--properties-file", str(self._properties)]
+        command = [spark_class, arguments[0], *properties, *arguments[1:]]
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, cwd=self._folder)
         self._started.append(process)

@@ -1,7 +1,8 @@
-"""Java's classes as Spark loads them, parsed and verified once for all of Spark's drivers that tests start.
+"""Java's classes as Spark loads them, parsed and verified once for all of Spark's JVMs that tests start.
 
 `make test` makes the archive: `python -m tests.class_archive`. The JVM takes from it what fits its own class path, and
-does without where nothing does. Measured: 3.6 instead of 6.4 s of CPU for a driver that has run its first job.
+does without where nothing does. Measured: 3.6 instead of 6.4 s of CPU for a driver that has run its first job, 2.45
+instead of 3.8 for a master or a worker, which has other classes too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ def use() -> None:
     """Have the drivers that this process' children start take their classes from the archive, if there is one."""
     if ARCHIVE.exists():
         os.environ[VARIABLE] = f"-XX:SharedArchiveFile={ARCHIVE} {QUIET}"
+
+
+def options() -> dict[str, str]:
+    """The environment in which any JVM, also one of a cluster, takes its classes from the archive, if there is one."""
+    return {"JAVA_TOOL_OPTIONS": f"-XX:SharedArchiveFile={ARCHIVE} {QUIET}"} if ARCHIVE.exists() else {}
 
 
 def make() -> None:

@@ -76,6 +76,7 @@ EXPRESSIONS = [
     "random()",
     "value->>'",
 ]
+NEEDED = {("explain_record", "key")}  # by an example that is to be accepted, though they may be left out
 EXTREMES = [0, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64]
 
 
@@ -116,7 +117,8 @@ class World:
     def _suggest_parameters(self, operation: Json, known: Known) -> None:
         for parameter in operation.get("parameters", ()):
             found = known.get(parameter["name"])
-            if found and (parameter["required"] or parameter["name"] == "If-Match"):
+            is_needed = parameter["name"] == "If-Match" or (operation["operationId"], parameter["name"]) in NEEDED
+            if found and (parameter["required"] or is_needed):
                 parameter["example"] = found[0]
             parameter["schema"] = _suggesting(parameter["schema"], found)
 
@@ -156,15 +158,21 @@ def world(folder: Path, database_url: str, forks: ForkServer) -> Iterator[World]
 
 def impatient(case: schemathesis.Case) -> None:
     """Wait for no answer longer than a moment, though that is allowed: requests are many."""
-    declared = {str(parameter["name"]) for parameter in case.operation.definition.raw.get("parameters", ())}
+    declared = {str(each["name"]): each["schema"] for each in case.operation.definition.raw.get("parameters", ())}
     if "timeout_ms" in declared and isinstance(case.query, dict):
         case.query.setdefault("timeout_ms", PATIENCE_MS)
     if case.path.endswith(":poll") and isinstance(case.body, dict):
         case.body.setdefault("timeout_ms", PATIENCE_MS)
-    for part, most in (case.query, 60_000), (case.body, 2**65):
+    for part in case.query, case.body:
         for name in WAITS & set(part if isinstance(part, dict) else ()):
+            most = 2**65 if part is case.body else _maximum(declared.get(name, {}))
             if str(part[name]).isdigit() and PATIENCE_MS < int(part[name]) <= most:
                 part[name] = PATIENCE_MS
+
+
+def _maximum(schema: Json) -> int:
+    """The largest number that is allowed; 0: none is."""
+    return max([schema.get("maximum", 0), *(_maximum(each) for each in schema.get("anyOf", ()))])
 
 
 # ---------------------------------------------------------------- what is suggested
@@ -203,7 +211,7 @@ def _with_spares(service: Serving, http: httpx.Client, position: str) -> World:
         "^delete .*/subscriptions/": {"stream": ["resting"], "subscription": ["doomed"]},
         "^delete ": {"stream": ["unused", "clicks", "visits-s-changelog"], "job": ["over", "spare"], "token": [token]},
         "/slots$": joining,
-        ":leave$": doomed,
+        ":leave$|:drain$": doomed,
         "": spare,
     }
     bodies: dict[str, Known] = {
@@ -250,6 +258,7 @@ def _lasting(http: httpx.Client, spare: Known, position: str) -> Known:
         "to_key": ["k3"],
         "keys": [["k1", "k2"], ["", "k1", "k1"]],
         "min_position": [position],
+        "topics": ["/v1/jobs", "/v1/streams/clicks,/v1/jobs/none", "/readyz,"],
         "cursor": [http.get("/v1/stores/visits-s/sessions?limit=1").json()["next"], "clicks", "visits-s"],
         "name": ["s", "visits", "spare", "clicks"],
         "source": ["clicks", "spare", ["clicks"]],

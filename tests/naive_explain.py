@@ -7,7 +7,7 @@ behind it). It shares no code with `service`, nor with the other oracles what it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.naive import identity_of
@@ -136,3 +136,27 @@ def out(reason: str, cause: Record | None = None, by_ms: int | None = None) -> R
 
 def record_at(records: Sequence[Record], offset: int) -> Record:
     return {"offset": offset, "timestamp": records[offset]["timestamp"], "reason": "record"}
+
+
+def taken_behind(
+    writers: Sequence[Sequence[Record]],
+    rounds: Sequence[Sequence[int]],
+    target_of: Callable[[Record], int],
+    target: int,
+) -> list[list[tuple[int, int]]]:
+    """What a task behind a repartition took in each round, in its order: (writer, offset) of its records.
+
+    `rounds`: up to where it had read what each writer wrote. A record is as late as the latest one that its writer had
+    read.
+    """
+    found, starts = [], [0] * len(writers)
+    for ends in rounds:
+        coming = []
+        for writer, records in enumerate(writers):
+            for offset in range(starts[writer], ends[writer]):
+                if target_of(records[offset]) == target:
+                    reached = max(record["timestamp"] for record in records[: offset + 1])
+                    coming.append((reached, writer, offset))
+        found.append([(writer, offset) for _, writer, offset in sorted(coming)])
+        starts = list(ends)
+    return found

@@ -40,7 +40,9 @@ class Asks(Protocol):
 
 
 def call_all(ask: Asks, prefix: str) -> None:
-    """Each once at least; streams and jobs are called `prefix`-something. The service has an instance that works."""
+    """Each once at least; streams and jobs are called `prefix`-something. The service has an instance that works, and
+    one that is gone.
+    """
     clicks, counted = f"{prefix}-clicks", f"{prefix}-counted"
     _look_around(ask)
     _with_streams(ask, clicks)
@@ -54,15 +56,27 @@ def call_all(ask: Asks, prefix: str) -> None:
 
 
 def _look_around(ask: Asks) -> None:
-    for operation in ("healthz", "readyz", "info", "prometheus_metrics", "list_aggregators"):
+    for operation in (
+        "healthz",
+        "readyz",
+        "info",
+        "prometheus_metrics",
+        "list_aggregators",
+        "get_series",
+        "get_overview",
+    ):
         ask(operation)
-    [instance, *_] = ask("list_instances", query={"limit": 100}).data["items"]
-    ask("get_instance", path={"instance": instance["id"]})
+    ask("follow_topics", query={"topics": "/v1/jobs,/readyz", "timeout_ms": 0})
+    instances = ask("list_instances", query={"limit": 100}).data["items"]
+    ask("get_instance", path={"instance": instances[0]["id"]})
+    [gone, *_] = [each for each in instances if each["state"] == "gone"]
+    ask("drain_instance", path={"instance": gone["id"]})
 
 
 def _with_streams(ask: Asks, clicks: str) -> None:
     ask("create_stream", body={"name": clicks, "partitions": 2})
     ask("list_streams", query={"limit": 1})
+    ask("get_stream_series", path={"stream": clicks}, query={"step_ms": 60_000})
     at = {"stream": clicks}
     seen = ask("get_stream", path=at)
     ask("update_stream", path=at, headers={"If-Match": seen.tag}, body={"retention_ms": 86_400_000_000})
@@ -71,6 +85,9 @@ def _with_streams(ask: Asks, clicks: str) -> None:
     page = ask("read_records", path=at, query={"limit": 2, "wait_ms": 1_000}).data
     assert len(page["records"]) == 2
     assert not page["at_end"]
+    assert ask("read_records", path=at, query={"reverse": True, "key": "k1"}).data["records"][0]["key"] == "k1"
+    ask("list_stream_usage", query={"limit": 1})
+    assert sum(each["records"] for each in ask("get_stream_usage", path=at).data["partitions"]) == 3
     ask("export_records", path=at, query={"limit": 2})
     ask("tail_stream", path=at, query={"from": "earliest", "timeout_ms": 0})
     ask("create_stream", body={"name": f"{clicks}-doomed"})
@@ -103,7 +120,15 @@ def _with_jobs(ask: Asks, prefix: str, clicks: str, counted: str) -> str:
     at = {"job": spec["name"]}
     ask("get_job", path=at, query={"wait": "caught_up", "timeout_ms": PATIENCE_MS})
     ask("list_jobs", query={"state": "running", "limit": 1})
-    for operation in ("get_job_metrics", "list_tasks", "get_topology", "list_dropped", "list_job_errors"):
+    for operation in (
+        "get_job_metrics",
+        "get_job_time",
+        "list_tasks",
+        "get_topology",
+        "list_dropped",
+        "list_job_errors",
+        "get_job_series",
+    ):
         ask(operation, path=at)
     for operation in ("list_job_history", "list_job_versions"):
         ask(operation, path=at, query={"limit": 1})
@@ -180,3 +205,5 @@ def _with_tokens(ask: Asks) -> None:
     token = ask("create_token", body={"role": "reader", "name": "called"}).data["id"]
     ask("list_tokens", query={"limit": 1})
     ask("revoke_token", path={"token": token})
+    audited = ask("list_audit", query={"what": "revoke_token", "from": 0, "limit": 1}).data["items"]
+    assert [each["resource"] for each in audited] == [f"tokens/{token}"]

@@ -29,7 +29,7 @@ FIRST = (
     "tests/spark/test_instance.py",
     "tests/integration/test_stores_api.py",
     "tests/integration/test_jobs_api.py",
-    "tests/integration/test_dashboard.py",
+    "tests/integration/dashboard",
     "tests/property",
     "tests/integration/test_spark_slot.py",
     "tests/integration/catalog",

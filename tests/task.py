@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,10 +135,10 @@ def held(task: Task) -> dict[str, list[Any]]:
     return found
 
 
-def job(operators: list[Record], **fields: Any) -> Topology:
-    """The compiled topology of a job over one partition of `in`."""
+def job(operators: list[Record], *, partitions: Mapping[str, int] | None = None, **fields: Any) -> Topology:
+    """The compiled topology of a job over one partition of `in`, or over streams with so many."""
     spec = JobSpec.parse({"name": "t", "source": "in", "sink": "out", "operators": operators, **fields})
-    return graph.compile(spec, {"in": 1})
+    return graph.compile(spec, partitions or {"in": 1})
 
 
 def batch_of(records: Sequence[Record], first_offset: int = 0) -> Batch:

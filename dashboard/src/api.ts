@@ -9,6 +9,8 @@ export type Stream = components["schemas"]["StreamView"];
 export type StreamRecord = components["schemas"]["RecordView"];
 export type RecordPage = components["schemas"]["RecordPage"];
 export type Instance = components["schemas"]["InstanceView"];
+export type Overview = components["schemas"]["OverviewView"];
+export type JobFigures = components["schemas"]["JobOverviewView"];
 export type Readiness = components["schemas"]["ReadinessView"];
 
 export interface Session {

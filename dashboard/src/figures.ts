@@ -7,7 +7,13 @@ export function count(value: number): string {
 
 export function rate(perSecond: number | undefined): string {
   if (perSecond === undefined) return "–";
-  return perSecond === 0 || perSecond >= 10 ? count(Math.round(perSecond)) : perSecond.toFixed(1);
+  if (perSecond === 0 || perSecond >= 10) return count(Math.round(perSecond));
+  if (perSecond < 0.001) return "< 0.001";
+  return perSecond < 0.1 ? perSecond.toPrecision(1) : perSecond.toFixed(1);
+}
+
+export function percent(share: number): string {
+  return `${share > 0 && share < 0.095 ? (share * 100).toPrecision(1) : Math.round(share * 100)} %`;
 }
 
 export function bytes(value: number): string {

@@ -26,7 +26,10 @@ const readable: CSSVariablesResolver = () => ({
 
 const nonce = document.querySelector<HTMLMetaElement>('meta[name="style-nonce"]')?.content ?? "";
 
-createRoot(document.getElementById("root")!).render(
+// what a page throws it shows itself: for the console that is no second error
+const onCaughtError = (error: unknown) => console.warn(error);
+
+createRoot(document.getElementById("root")!, { onCaughtError }).render(
   <MantineProvider theme={theme} cssVariablesResolver={readable} defaultColorScheme="auto" getStyleNonce={() => nonce}>
     <QueryClientProvider client={queries}>
       <ZoneProvider>

@@ -13,6 +13,8 @@ import {
 import { useEffect, useId, useState, type ReactNode } from "react";
 import { Link } from "wouter";
 
+import { noticeEnd } from "./queries";
+
 declare module "@tanstack/react-table" {
   // eslint-disable-next-line
   interface ColumnMeta<TData extends RowData, TValue> {
@@ -45,7 +47,7 @@ export function Section({ title, beside, children }: { title: string; beside?: R
         <Title order={2} size="h4" id={id}>
           {title}
         </Title>
-        {beside}
+        <Group gap="xs">{beside}</Group>
       </Group>
       {children}
     </section>
@@ -61,7 +63,7 @@ export function To({ page, children }: { page: string; children: ReactNode }) {
 }
 
 export function Badge({ kind }: { kind: string }) {
-  return <span className={`badge badge-${kind.replace(" ", "-")}`}>{kind}</span>;
+  return <span className={`badge badge-${kind.split(":")[0]!.replaceAll(" ", "-")}`}>{kind}</span>;
 }
 
 /** Why something is not shown. */
@@ -87,7 +89,7 @@ interface Asked<T> {
 /** What was asked for; until it is there that it comes, else why not. What was there stays, with the reason. */
 export function Answered<T>({ asked, what, children }: { asked: Asked<T>; what: string; children: (data: T) => ReactNode }) {
   if (asked.data === undefined) {
-    return asked.error ? <Failure error={asked.error} what={what} /> : <Loader size="sm" aria-label={`${what} is loading`} />;
+    return asked.error ? <Failure error={asked.error} what={what} /> : <Loader size="sm" role="progressbar" aria-label={`${what} is loading`} />;
   }
   return (
     <>
@@ -111,15 +113,21 @@ export function Empty({ children, curl }: { children: ReactNode; curl?: string }
   );
 }
 
-export function curlOf(path: string, method = "GET", body?: unknown): string {
-  const verb = method === "GET" ? "" : ` -X ${method}`;
+/** `condition`: a change that is made only where the resource still is what somebody looked at. */
+export function curlOf(path: string, method = "GET", body?: unknown, condition?: string): string {
+  const verb = (method === "GET" ? "" : ` -X ${method}`) + (condition === undefined ? "" : ` -H 'If-Match: ${condition}'`);
   const json = body === undefined ? "" : ` \\\n  --json '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
   return `curl -sS${verb} -H "Authorization: Bearer $KEY" '${location.origin}${path}'${json}`;
 }
 
+interface Requested {
+  readonly path: string;
+  readonly method?: string;
+  readonly body?: unknown;
+}
+
 /** The request behind what is shown, to be made elsewhere: with a key, for a session is this browser's. */
-export function Curl({ path }: { path: string }) {
-  const text = curlOf(path);
+export function Curl(request: Requested) {
   return (
     <Popover withArrow width="min(36rem, 92vw)" position="bottom-end" trapFocus returnFocus>
       <Popover.Target>
@@ -128,30 +136,45 @@ export function Curl({ path }: { path: string }) {
         </Button>
       </Popover.Target>
       <Popover.Dropdown>
-        <Stack gap="xs">
-          <Code block tabIndex={0}>
-            {text}
-          </Code>
-          <CopyButton value={text}>
-            {({ copied, copy }) => (
-              <Button size="compact-sm" onClick={copy}>
-                {copied ? "copied" : "copy"}
-              </Button>
-            )}
-          </CopyButton>
-        </Stack>
+        <CurlText {...request} />
       </Popover.Dropdown>
     </Popover>
   );
 }
 
-/** A change that says what it does before it is made. */
+/** Written out when somebody wants it: of a trial it is thousands of records. */
+function CurlText({ path, method = "GET", body }: Requested) {
+  const text = curlOf(path, method, body);
+  return (
+    <Stack gap="xs">
+      <Code block tabIndex={0} className="curl">
+        {text}
+      </Code>
+      <CopyButton value={text}>
+        {({ copied, copy }) => (
+          <Button size="compact-sm" onClick={copy}>
+            {copied ? "copied" : "copy"}
+          </Button>
+        )}
+      </CopyButton>
+    </Stack>
+  );
+}
+
+/** A change that says what it does before it is made. `children`: what is to be chosen for it, and what it would mean. */
 export function Confirmed(props: {
   label: string;
   question: string;
   meaning: ReactNode;
   path: string;
+  method?: "POST" | "PUT" | "PATCH" | "DELETE";
+  body?: unknown;
+  condition?: string | undefined;
+  isDisabled?: boolean;
   isDangerous?: boolean;
+  isReady?: boolean;
+  isWide?: boolean;
+  children?: ReactNode;
   act: () => Promise<unknown>;
 }) {
   const [isOpen, open] = useState(false);
@@ -163,6 +186,7 @@ export function Confirmed(props: {
       await props.act();
       open(false);
     } catch (failure) {
+      noticeEnd(failure);
       setError(failure);
     } finally {
       setBusy(false);
@@ -174,27 +198,29 @@ export function Confirmed(props: {
   };
   return (
     <>
-      <Button size="compact-md" variant="default" onClick={begin}>
+      <Button size="compact-md" variant="default" onClick={begin} disabled={props.isDisabled ?? false}>
         {props.label}
       </Button>
       <Modal
         opened={isOpen}
         onClose={() => open(false)}
         title={props.question}
+        size={props.isWide ? "xl" : "md"}
         lockScroll={false}
         closeButtonProps={{ "aria-label": "close" }}
       >
         <Stack>
-          <Text>{props.meaning}</Text>
-          <Code block tabIndex={0}>
-            {curlOf(props.path, "POST")}
+          <Text component="div">{props.meaning}</Text>
+          {props.children}
+          <Code block tabIndex={0} className="curl">
+            {curlOf(props.path, props.method ?? "POST", props.body, props.condition)}
           </Code>
           {error !== null && <Failure error={error} what="It was not done" />}
           <Group justify="flex-end">
             <Button variant="default" onClick={() => open(false)} data-autofocus>
               cancel
             </Button>
-            <Button {...(props.isDangerous ? { color: "red" } : {})} loading={isBusy} onClick={act}>
+            <Button {...(props.isDangerous ? { color: "red" } : {})} loading={isBusy} disabled={props.isReady === false} onClick={act}>
               {props.label}
             </Button>
           </Group>

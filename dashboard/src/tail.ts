@@ -14,22 +14,27 @@ export interface Tail {
   readonly clear: () => void;
 }
 
-export function followed(stream: string): string {
-  return `/v1/streams/${encodeURIComponent(stream)}/tail?from=latest`;
+/** Which records are followed: all of them, or those that these parameters of the API choose. */
+export type Followed = Readonly<Record<string, string>>;
+
+export function followed(stream: string, chosen: Followed = {}): string {
+  return `/v1/streams/${encodeURIComponent(stream)}/tail?${new URLSearchParams({ from: "latest", ...chosen })}`;
 }
 
 /** Browsers allow six connections to a host: a page that nobody looks at gives its own back. */
-export function useTail(stream: string, isPaused: boolean): Tail {
+export function useTail(stream: string, isPaused: boolean, chosen: Followed = {}): Tail {
+  const address = followed(stream, chosen);
   const [records, setRecords] = useState<StreamRecord[]>([]);
   const [state, setState] = useState("connecting");
   const isHidden = useIsHidden();
+  useEffect(() => setRecords([]), [address]); // of others than are followed now
   useEffect(() => {
     if (isPaused || isHidden) {
       setState("paused");
       return;
     }
     const come: StreamRecord[] = [];
-    const events = new EventSource(followed(stream));
+    const events = new EventSource(address);
     events.onopen = () => setState("following");
     events.onmessage = (event: MessageEvent<string>) => {
       come.unshift(JSON.parse(event.data) as StreamRecord);
@@ -52,7 +57,7 @@ export function useTail(stream: string, isPaused: boolean): Tail {
       clearInterval(showing);
       events.close();
     };
-  }, [stream, isPaused, isHidden]);
+  }, [address, isPaused, isHidden]);
   return { records, state, clear: () => setRecords([]) };
 }
 

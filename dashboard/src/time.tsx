@@ -57,7 +57,7 @@ export function Time({ ms }: { ms: number | null }) {
 
 /** A span in its two largest units. */
 export function span(ms: number): string {
-  const units: [string, number][] = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1000]];
+  const units: [string, number][] = [["y", 31_557_600_000], ["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1000]];
   const parts: string[] = [];
   let left = Math.max(0, Math.round(ms / 1000) * 1000);
   for (const [name, size] of units) {

@@ -16,6 +16,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.audit import entry_of
 from service.documents import Model, as_json, as_model
 from service.problems import ProblemError, refused
 
@@ -65,7 +66,10 @@ register_url_convertor("name", _NameConvertor())
 async def read_json(request: Request) -> Any:
     """The body as JSON; 415 unless it says so, 400 when it is not."""
     body = await json_bytes(request)
-    return as_json(body) if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(as_json, body)
+    content = as_json(body) if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(as_json, body)
+    if (entry := entry_of(request)) is not None:
+        entry.keep_body(content)
+    return content
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:

@@ -25,10 +25,12 @@ from service.api.bodies import answer, read_model
 from service.api.moments import moment
 from service.auth import (
     KEYS,
+    MAY,
     NOBODY,
     Caller,
     cookie_names,
     csrf_token,
+    follow,
     identify,
     require_role,
     session_of,
@@ -93,9 +95,14 @@ async def sign_in(request: Request) -> Response:
     if settings.auth == "off":
         return answer(_shown(await identify(request), None, None), headers=_NO_STORE)
     caller = await _who(request, wanted)
+    refused = request.state.refused_sign_ins
     if caller is None:
+        await refused.note(request, 401)
         raise unauthenticated("the key is not valid, or was revoked" if wanted.key else "the code is used up, or over")
+    if caller.role not in MAY["reader"]:
+        await refused.note(request, 403, key_id=caller.id, key_name=caller.name, role=caller.role)
     require_role(caller, "reader")
+    follow(request, caller)
     begin, lasts_ms = sessions.begin_session, settings.session_ms
     secret, ends_ms = await run_in_threadpool(request.state.catalog.write, begin, caller.id, lasts_ms=lasts_ms)
     shown = answer(_shown(caller, secret, ends_ms), 201, headers=_NO_STORE)
@@ -117,8 +124,9 @@ async def get_session(request: Request) -> Response:
 @router.delete("/admin/session", status_code=204, dependencies=EXACT)
 async def sign_out(request: Request) -> Response:
     """End the session, everywhere and at once."""
-    await identify(request)
+    caller = await identify(request)
     if (secret := session_of(request)) is not None:
+        follow(request, caller)
         await run_in_threadpool(request.state.catalog.write, _end, keys.digest(secret))
     done = Response(status_code=204)
     _set_cookie(request, done, "", 0)
@@ -133,6 +141,7 @@ async def make_code(request: Request) -> Response:
     home = request.state.settings.public_url or str(request.base_url).rstrip("/")
     if caller is NOBODY:
         return answer({"url": f"{home}/admin"}, 201, headers=_NO_STORE)
+    follow(request, caller)
     code = await run_in_threadpool(request.state.catalog.write, sessions.make_code, caller.id)
     return answer({"url": sign_in_link(home, code)}, 201, headers=_NO_STORE)
 

@@ -4,7 +4,7 @@ Knows the shapes of question and answer, and where the records of a task are. Re
 found (`service.simulate`).
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,14 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.document import router_of
+from service.api.models import WindowView
 from service.auth import Reader
-from service.catalog import jobs, task_moves
-from service.catalog.inputs import TaskInput, inputs_of_tasks
+from service.catalog import jobs, task_moves, task_orders
+from service.catalog.inputs import TaskInput, inputs_of_job, inputs_of_tasks
 from service.catalog.job_versions import get_version
 from service.catalog.tables import JobRow, SkipRow, StreamRow, TaskInputRow, TaskRow
 from service.problems import Refusal, declared, refused
 from service.reads.exports import StreamSpan, batches
-from service.simulate.explanation import TaskToExplain, unknown
+from service.simulate.explanation import SeveralInputs, TaskAgain, TaskToExplain, said_no_further, unknown
 from service.streams.clock import END_OF_TIME
 from service.streams.errors import ExplanationTooLarge, OffsetTruncated
 from service.streams.partitioner import partition_of_key
@@ -34,14 +35,16 @@ from service.streams.topology.graph import Topology
 
 router = router_of("jobs")
 
-MAX_RECORDS: Final = 1_000_000  # that are run again
+MAX_RECORDS: Final = task_orders.MAX_RECORDS  # that are run again
 _COLUMNS: Final = ["offset", "key", "value", "timestamp", "window_start", "window_end", "headers"]
 
 
 class CauseView(BaseModel):
     """Who brought it about: a record; or nobody, where time moved without one."""
 
-    offset: Annotated[int | None, Field(description="Of the record, in the same partition; null: time moved without.")]
+    stream: Annotated[str | None, Field(description="Of the record; null: time moved without.")]
+    partition: Annotated[int | None, Field(description="Of the record; null: time moved without.")]
+    offset: Annotated[int | None, Field(description="Of the record; null: time moved without.")]
     timestamp: Annotated[int, Field(description="Of the record; or how far stream time went, ms.")]
     reason: Annotated[
         Literal["record", "idle", "flush"], Field(description="A record; or the job closed on idle input or a flush.")
@@ -69,9 +72,11 @@ class ExplainedRecordView(BaseModel):
 
 
 class WindowUpdateView(BaseModel):
-    """A record in a window."""
+    """A record in a window; behind a repartition the one that it comes from."""
 
-    offset: int
+    stream: Annotated[str | None, Field(description="Null: it comes from none, but from what closed without one.")]
+    partition: Annotated[int | None, Field(description="Null: it comes from no record.")]
+    offset: Annotated[int | None, Field(description="Null: it comes from no record.")]
     timestamp: int
 
 
@@ -80,7 +85,31 @@ class WindowFinalView(BaseModel):
 
     operator: Annotated[str, Field(description="The operator that let it go.")]
     reason: Annotated[str, Field(description="`stream_time`, `idle` or `flush`.")]
+    stream: Annotated[str | None, Field(description="Of the record by which it left; null: by none.")]
+    partition: Annotated[int | None, Field(description="Of the record by which it left; null: by none.")]
     offset: Annotated[int | None, Field(description="Of the record by which it left; null: by none.")]
+    value: Any
+
+
+class PathView(BaseModel):
+    """An operator that the record reached, or the condition of a sink."""
+
+    operator: str
+    outcome: Annotated[
+        Literal["passed", "kept", "dropped"],
+        Field(description="It went on; it is in what the operator keeps; it was let go."),
+    ]
+    reason: Annotated[str | None, Field(description="Why it was let go.")]
+
+
+class ExplainedOutputView(BaseModel):
+    """A record that came out because of this one."""
+
+    stream: str
+    timestamp: int
+    key: str | None
+    value: Any
+    window: WindowView | None
 
 
 class ExplainedWindowView(BaseModel):
@@ -92,6 +121,8 @@ class ExplainedWindowView(BaseModel):
     updated: Annotated[int, Field(description="How many records are in it.")]
     updates: Annotated[list[WindowUpdateView], Field(description="These, in order; the last 1,000.")]
     closed: Annotated[CauseView | None, Field(description="What closed it; null: it is open.")]
+    closes_at: Annotated[int | None, Field(description="The stream time that closes it, ms; null: none does.")]
+    stream_time: Annotated[int | None, Field(description="The operator's stream time now, ms; null: none yet.")]
     finals: Annotated[list[WindowFinalView], Field(description="What came out of it when it was final.")]
 
 
@@ -114,6 +145,8 @@ class ExplanationView(BaseModel):
     known_from: Annotated[int | None, Field(description="The first offset that the task read, or that is still there.")]
     record: Annotated[ExplainedRecordView | None, Field(description="The record; null: there is none.")]
     matched: Annotated[int, Field(description="How many records were asked for.")]
+    path: Annotated[list[PathView], Field(description="The operators that it reached itself, in their order.")]
+    outputs: Annotated[list[ExplainedOutputView], Field(description="What came out because of it; the first 100.")]
     records: Annotated[list[RecordFateView], Field(description="What became of them; the last 100, in order.")]
     windows: Annotated[list[ExplainedWindowView], Field(description="By operator and time; the last 100.")]
 
@@ -134,12 +167,21 @@ class ExplainQuery(BaseModel):
     ] = None
 
 
-class _ToExplain(NamedTuple):
-    """What there is to be explained, and the records that it takes."""
+class _Given(NamedTuple):
+    """Records of an input, by its number, of a task; of the only one, or by its place among all."""
 
-    task: TaskToExplain
     stream_id: str
     span: StreamSpan
+    input: int
+    task: int = 0
+
+
+class _ToExplain(NamedTuple):
+    """What there is to be explained, and the records that it takes; `asked`: those of the input that is asked about."""
+
+    task: TaskToExplain
+    given: Sequence[_Given]
+    asked: _Given
 
 
 @router.get(
@@ -152,18 +194,37 @@ async def explain_record(request: Request, job: str, _: Reader, asked: Annotated
     By `key` (with `timestamp` and `id`, of several the last one), or by `partition` and `offset`. The operators run
     again over all that the record's task has read since it began, other keys too, for those move stream time; with
     what closed on idle input and by flushes in between. `unknown` where that can not be said, and why: retention took
-    some of it, tasks with several inputs took part, the job has become another version. At most 1,000,000 records are
-    run again, within 30 s and 1 GiB of memory; two questions, or simulations, at once (429).
+    some of it, the job has become another version. Where tasks behind a repartition go on with it, all tasks of the job
+    run again. At most 1,000,000 records are run again, within 30 s and 1 GiB of memory; two questions, or simulations,
+    at once (429).
     """
     state = request.state
     found = await run_in_threadpool(state.catalog.read, _find, job, asked)
-    if isinstance(found, dict):
-        return Response(orjson.dumps(found), media_type="application/json")
-    try:
-        said = await state.simulations.explain(_frames(state, found))
-    except OffsetTruncated as error:  # retention was faster
-        said = orjson.dumps(unknown("retention", known_from=error.start_offset))
+    said = orjson.dumps(found) if isinstance(found, dict) else await _explained(state, found)
+    if isinstance(said, bytes) and b'"repartitioned"' in said:
+        said = await _explained_by_all(state, job, asked, orjson.loads(said))
     return said.answer(request) if isinstance(said, Refusal) else Response(said, media_type="application/json")
+
+
+async def _explained(state: Any, found: _ToExplain) -> bytes | Refusal:
+    try:
+        answer: bytes | Refusal = await state.simulations.explain(_frames(state, found))
+    except OffsetTruncated as error:  # retention was faster
+        return orjson.dumps(unknown("retention", known_from=error.start_offset))
+    return answer
+
+
+async def _explained_by_all(state: Any, job: str, asked: ExplainQuery, before: dict[str, Any]) -> bytes | Refusal:
+    """What all tasks of the job say of a record; where they do not, what the first one said, and why no more."""
+    found = await run_in_threadpool(state.catalog.read, _find_all, job, asked)
+    if isinstance(found, str):
+        return orjson.dumps(said_no_further(before, found))
+    said = await _explained(state, found)
+    if isinstance(said, Refusal):
+        return said if said.code != ExplanationTooLarge.code else orjson.dumps(before)
+    answer = orjson.loads(said)
+    is_nothing = answer["record"] is None and before["record"] is not None
+    return orjson.dumps(said_no_further(before, answer["reason"])) if is_nothing else said
 
 
 async def _frames(state: Any, found: _ToExplain) -> AsyncIterator[bytes]:
@@ -171,19 +232,24 @@ async def _frames(state: Any, found: _ToExplain) -> AsyncIterator[bytes]:
     if task.offset is not None:
         task = msgspec.structs.replace(task, key=await run_in_threadpool(_key_at, state, found, task.offset))
     yield msgspec.json.encode(task)
-    pages: Iterator[pa.RecordBatch] = batches(state.catalog, state.storage, found.stream_id, found.span)
-    while (page := await run_in_threadpool(next, pages, None)) is not None:
-        sink = pa.BufferOutputStream()
-        records = page.select(_COLUMNS)
-        with pa.ipc.new_stream(sink, records.schema) as writer:
-            writer.write_batch(records)
-        yield sink.getvalue().to_pybytes()
+    for given in found.given:
+        pages: Iterator[pa.RecordBatch] = batches(state.catalog, state.storage, given.stream_id, given.span)
+        while (page := await run_in_threadpool(next, pages, None)) is not None:
+            sink = pa.BufferOutputStream()
+            said = {"task": str(given.task), "input": str(given.input)}
+            records = page.select(_COLUMNS).replace_schema_metadata(said)
+            with pa.ipc.new_stream(sink, records.schema) as writer:
+                writer.write_batch(records)
+            yield sink.getvalue().to_pybytes()
 
 
 def _key_at(state: Any, found: _ToExplain, offset: int) -> bytes | None:
     """That of one record, whose windows are asked for."""
-    span = StreamSpan(dict.fromkeys(found.span.begin, offset), dict.fromkeys(found.span.end, offset + 1), is_whole=True)
-    page = next(batches(state.catalog, state.storage, found.stream_id, span), None)
+    stream_id, whole = found.asked[:2]
+    if not all(whole.begin[at] <= offset < whole.end[at] for at in whole.begin):
+        return None  # nothing is there, and whoever reads beyond the end waits for more
+    span = StreamSpan(dict.fromkeys(whole.begin, offset), dict.fromkeys(whole.end, offset + 1), is_whole=True)
+    page = next(batches(state.catalog, state.storage, stream_id, span), None)
     return None if page is None or not page.num_rows else page.column("key")[0].as_py()
 
 
@@ -192,44 +258,159 @@ def _find(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | dict[str, 
     job = jobs.get_job(s, name)
     stream = _stream(s, job, asked)
     partition = _partition(stream, asked)
+    task = _reader(s, job, stream, partition)
+    inputs = inputs_of_tasks(s, [task.id])[task.id]
+    if any(each.sub_log is not None for each in inputs):
+        return unknown("repartitioned")
+    moves = task_moves.moves_of(s, task)
+    if moves is None:
+        return unknown("not_recorded")
+    if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs):
+        return unknown("version_changed")
+    if gone := [at for begin, at in zip(moves.begin, inputs, strict=True) if begin < at.start]:
+        return unknown("retention", known_from=gone[0].start)
+    skips = _skips(s, job, inputs)
+    if skips and len(inputs) > 1:
+        return unknown("several_inputs")
+    number = next(i for i, each in enumerate(inputs) if each.stream_id == stream.id)
+    question = _question(s, job, moves.spec_version, stream, partition, asked)
+    to_explain = msgspec.structs.replace(question, skips=skips, ended_by=moves.ended_by)
+    given = _given(inputs, moves, number)
+    return _ToExplain(_with_history(s, job, to_explain, inputs, moves, number), given, given[number])
+
+
+def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | str:
+    """All tasks of the job, for a record that tasks behind a repartition go on with; or the reason why nobody knows."""
+    job = jobs.get_job(s, name)
+    stream = _stream(s, job, asked)
+    partition = _partition(stream, asked)
+    reader, inputs = _reader(s, job, stream, partition), inputs_of_job(s, job.id)
+    streams = [*jobs.streams_of(s, job.id, "source"), *jobs.streams_of(s, job.id, "internal")]
+    names = {each.id: each.name for each in streams}
+    order = TaskRow.sub_topology, TaskRow.partition
+    versions, given, found = set[int](), list[_Given](), list[TaskAgain]()
+    left, at = MAX_RECORDS, None
+    for number, task in enumerate(s.scalars(select(TaskRow).where(TaskRow.job_id == job.id).order_by(*order)).all()):
+        own, moves = inputs[task.id], task_moves.moves_of(s, task)
+        if isinstance(again := _again(s, job, task, own, moves, names), str):
+            return again
+        found.append(again)
+        for place, each in enumerate(own):
+            if each.sub_log is None:
+                span = StreamSpan({each.partition: again.begin[place]}, {each.partition: each.position}, is_whole=True)
+                given.append(_Given(each.stream_id, span, place, number))
+                left -= each.position - again.begin[place]
+                if task.id == reader.id and each.stream_id == stream.id:
+                    at = len(given) - 1, each.end
+        versions |= {moves.spec_version} if moves is not None else set()
+    if left < 0:
+        return "repartitioned"
+    if len(versions) != 1 or at is None:
+        return "version_changed"
+    place, end = at
+    asked_of = given[place]
+    read_to = min(end, asked_of.span.end[partition] + left)
+    given[place] = asked_of._replace(span=StreamSpan(asked_of.span.begin, {partition: read_to}, is_whole=True))
+    task_to_explain = _question(s, job, versions.pop(), stream, partition, asked)
+    return _ToExplain(msgspec.structs.replace(task_to_explain, tasks=found), given, given[place])
+
+
+def _again(
+    s: Session,
+    job: JobRow,
+    task: TaskRow,
+    inputs: Sequence[TaskInput],
+    moves: task_moves.Moves | None,
+    names: Mapping[str, str],
+) -> TaskAgain | str:
+    """A task as it can be run again beside the others of its job; or the reason why it can not."""
+    if moves is None:
+        return "not_recorded"
+    if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs) or moves.ended_by == "adopt":
+        return "version_changed"
+    if moves.known_to is not None:
+        return "replayed"
+    if task_orders.is_behind_retention(moves.begin, inputs):
+        return "retention"
+    skips, is_behind = _skips(s, job, inputs), any(each.sub_log is not None for each in inputs)
+    place = task_orders.place_of(task, inputs)
+    if place is None or (skips and (len(inputs) > 1 or is_behind)):
+        return "several_inputs"
+    taken = task_orders.taken_of(task, inputs) if is_behind else None
+    return TaskAgain(
+        sub_topology=task.sub_topology,
+        partition=task.partition,
+        inputs=[(names[each.stream_id], each.partition) for each in inputs],
+        begin=moves.begin,
+        position=place,
+        orders=moves.orders,
+        advances=moves.advances,
+        skips=skips,
+        last=None if taken is None else (taken.aligned_at, taken.input),
+    )
+
+
+def _reader(s: Session, job: JobRow, stream: StreamRow, partition: int) -> TaskRow:
+    """The task that reads a partition of a source."""
     reads = (
         select(TaskRow)
         .join(TaskInputRow, TaskInputRow.task_id == TaskRow.id)
         .where(TaskRow.job_id == job.id, TaskInputRow.stream_id == stream.id, TaskInputRow.sub_log.is_(None))
         .where(TaskInputRow.partition == partition)
     )
-    task = s.scalars(reads.limit(1)).one()
-    inputs = inputs_of_tasks(s, [task.id])[task.id]
-    if len(inputs) > 1:
-        return unknown("several_inputs")
-    [at] = inputs
-    moves = task_moves.moves_of(s, task)
-    if moves is None:
-        return unknown("not_recorded")
-    if moves.begin < at.start:
-        return unknown("retention", known_from=at.start)
-    span = _span(at, moves)
-    version = get_version(s, job, moves.spec_version)
+    return s.scalars(reads.limit(1)).one()
+
+
+def _skips(s: Session, job: JobRow, inputs: Sequence[TaskInput]) -> list[int]:
+    """Offsets of records that a task with these inputs passes over."""
+    skipped = select(SkipRow.stream_id, SkipRow.partition, SkipRow.offset).where(SkipRow.job_id == job.id)
+    read = {(each.stream_id, each.partition) for each in inputs}
+    return [offset for *log, offset in s.execute(skipped) if tuple(log) in read]
+
+
+def _question(
+    s: Session, job: JobRow, version_number: int, stream: StreamRow, partition: int, asked: ExplainQuery
+) -> TaskToExplain:
+    """What is asked of the task that reads the record, as the job was in a version; nothing of its history."""
+    version = get_version(s, job, version_number)
     topology = Topology.from_json(version.topology)
     reader = next(each for each in topology.sub_topologies if stream.name in each.sources)
-    skipped = select(SkipRow.offset).where(SkipRow.job_id == job.id, SkipRow.stream_id == stream.id)
-    to_explain = TaskToExplain(
+    return TaskToExplain(
         topology=version.topology,
         sub_topology=reader.id,
+        stream=stream.name,
         partition=partition,
         on_error=version.spec["on_error"],
-        begin=moves.begin,
-        position=at.position,
-        advances=list(moves.advances),
-        skips=list(s.scalars(skipped.where(SkipRow.partition == partition))),
-        known_to=moves.known_to,
-        ended_by=moves.ended_by,
         key=None if asked.key is None else asked.key.encode(),
         offset=asked.offset,
         timestamp=asked.timestamp,
         id=None if asked.id is None else (_id_expression(version.spec), asked.id),
     )
-    return _ToExplain(to_explain, stream.id, span)
+
+
+def _with_history(
+    s: Session, job: JobRow, task: TaskToExplain, inputs: Sequence[TaskInput], moves: task_moves.Moves, asked: int
+) -> TaskToExplain:
+    """What went into it beside records, and in which order it took these."""
+    if len(inputs) == 1:
+        return msgspec.structs.replace(
+            task,
+            begin=moves.begin[0],
+            position=inputs[0].position,
+            advances=[(place[0], reason) for place, reason in moves.advances],
+            known_to=None if moves.known_to is None else moves.known_to[0],
+        )
+    names = {each.id: each.name for each in jobs.streams_of(s, job.id, "source")}
+    several = SeveralInputs(
+        inputs=[(names[each.stream_id], each.partition) for each in inputs],
+        asked=asked,
+        begin=moves.begin,
+        position=[each.position for each in inputs],
+        orders=moves.orders,
+        advances=moves.advances,
+        known_to=moves.known_to,
+    )
+    return msgspec.structs.replace(task, several=several)
 
 
 def _stream(s: Session, job: JobRow, asked: ExplainQuery) -> StreamRow:
@@ -262,13 +443,16 @@ def _partition(stream: StreamRow, asked: ExplainQuery) -> int:
         raise refused("invalid_request", "?key", "is not Unicode text") from error
 
 
-def _span(at: TaskInput, moves: task_moves.Moves) -> StreamSpan:
-    """What the task has read, and what it has not read yet."""
-    most = moves.begin + MAX_RECORDS
-    if at.position > most:
-        detail = f"{at.position - moves.begin} records would be run again, at most {MAX_RECORDS} are"
-        raise ExplanationTooLarge(detail)
-    return StreamSpan({at.partition: moves.begin}, {at.partition: min(at.end, most)}, is_whole=True)
+def _given(inputs: Sequence[TaskInput], moves: task_moves.Moves, asked: int) -> list[_Given]:
+    """What the task has read, and of the input that is asked about what it has not read yet."""
+    read = sum(at.position - begin for begin, at in zip(moves.begin, inputs, strict=True))
+    if read > MAX_RECORDS:
+        raise ExplanationTooLarge(f"{read} records would be run again, at most {MAX_RECORDS} are")
+    return [
+        _Given(at.stream_id, StreamSpan({at.partition: begin}, {at.partition: end}, is_whole=True), number)
+        for number, (begin, at) in enumerate(zip(moves.begin, inputs, strict=True))
+        for end in [min(at.end, at.position + MAX_RECORDS - read) if number == asked else at.position]
+    ]
 
 
 def _id_expression(spec: dict[str, Any]) -> str:

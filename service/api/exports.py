@@ -38,7 +38,7 @@ from service.payloads.answers import ArrowPieces, KeyEncoding, ndjson_answer
 from service.payloads.typed import typed_columns, typed_schema
 from service.problems import declared
 from service.reads.exports import StreamSpan, batches, span_from, within_bytes
-from service.reads.places import MAX_OFFSET
+from service.reads.pages import MAX_OFFSET
 
 router = router_of("streams")
 

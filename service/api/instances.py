@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -21,10 +21,11 @@ from service.api.bodies import UNCHANGED, answer, page, read_struct, tagged, wit
 from service.api.document import WORKER, answers, router_of, takes
 from service.api.models import Cursor, Limit, PageView, require_name
 from service.api.moments import Moment, moment
-from service.auth import Instance, Reader
+from service.auth import Admin, Instance, Reader
 from service.catalog import groups, jobs, segments, stores
 from service.catalog.engine import JOBS, Catalog
 from service.catalog.tables import InstanceRow
+from service.coordinator.leases import GONE
 from service.faults import fault_point
 from service.problems import declared
 from service.protocol import (
@@ -74,11 +75,25 @@ encode = msgspec.json.Encoder().encode
 
 
 class SlotView(BaseModel):
-    """A live slot on an instance."""
+    """A live slot on an instance: the tasks it owns, where it keeps their copies, and whether it is heard."""
 
     slot: str
     job: str
     index: int
+    node: str
+    executor: str
+    tasks: list[str]
+    worked_at: Moment | None
+    lease_until: Moment
+
+
+class LostExecutorView(BaseModel):
+    """A Spark executor that ended while its instance went on."""
+
+    executor: Annotated[str, Field(description="What Spark calls it.")]
+    lost_at: Annotated[Moment, Field(description="When its slots ended.")]
+    slots: Annotated[int, Field(description="How many slots ended with it, of jobs that want slots now.")]
+    back: Annotated[int, Field(description="How many of them the instance runs again.")]
 
 
 class InstanceView(BaseModel):
@@ -87,6 +102,7 @@ class InstanceView(BaseModel):
     id: str
     name: str
     state: Literal["live", "leaving", "gone"]
+    was_lost: Annotated[bool, Field(description="It is gone, and had not said that it would be: its lease ran out.")]
     incarnation: str
     host: str
     cores: int
@@ -94,8 +110,14 @@ class InstanceView(BaseModel):
     tags: dict[str, str]
     spark: dict[str, str]
     slots: list[SlotView]
+    lost_executors: Annotated[
+        list[LostExecutorView],
+        Field(description="Executors that it lost since it joined, within a day; the latest first."),
+    ]
     joined_at: Moment
     lease_until: Moment
+    heard_at: Moment
+    leaves_by: Moment | None
 
 
 # ---------------------------------------------------------------- who is there
@@ -114,6 +136,18 @@ def list_instances(request: Request, _: Reader, limit: Limit = 100, cursor: Curs
 def get_instance(request: Request, instance: str, _: Reader) -> Response:
     """Show an instance and its slots."""
     return tagged(request, request.state.catalog.read(_instance, instance))
+
+
+@router.post(
+    "/v1/instances/{instance:name}:drain",
+    responses={200: with_tag(InstanceView), **declared(401, 403, 404, 409, 422)},
+)
+def drain_instance(request: Request, instance: str, _: Admin) -> Response:
+    """Have an instance hand its tasks to others and take no more, as if it were asked to end. Its process goes on until
+    it is stopped; started again, the instance takes part as before.
+    """
+    timeout_ms = request.state.settings.scale_down_timeout_ms
+    return tagged(request, request.state.catalog.write(_drain, instance, timeout_ms))
 
 
 # ---------------------------------------------------------------- instances
@@ -352,15 +386,37 @@ def _instance(s: Session, instance_id: str) -> dict[str, Any]:
     return _shown(s, [groups.get_instance(s, instance_id)])[0]
 
 
+def _drain(s: Session, instance_id: str, timeout_ms: int) -> dict[str, Any]:
+    incarnation = groups.get_instance(s, instance_id).incarnation
+    coordinator.leave_instance(s, instance_id, incarnation=incarnation, drain=True, scale_down_timeout_ms=timeout_ms)
+    return _instance(s, instance_id)
+
+
 def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
     slots: dict[str, list[dict[str, Any]]] = {row.id: [] for row in rows}
-    for instance_id, slot, job in groups.slots_of_instances(s, list(slots)):
-        slots[instance_id].append({"slot": slot.id, "job": job, "index": slot.slot_index})
+    found = groups.slots_of_instances(s, list(slots))
+    tasks = groups.tasks_of_slots(s, [slot.id for _, slot, _ in found])
+    lost = groups.lost_executors(s, list(slots))
+    for instance_id, slot, job in found:
+        owns = tasks.get(slot.id, groups.SlotTasks([], 0))
+        slots[instance_id].append(
+            {
+                "slot": slot.id,
+                "job": job,
+                "index": slot.slot_index,
+                "node": slot.node_id,
+                "executor": slot.executor,
+                "tasks": owns.names,
+                "worked_at": moment(owns.worked_ms) if owns.names else None,
+                "lease_until": moment(slot.lease_until_ms),
+            }
+        )
     return [
         {
             "id": row.id,
             "name": row.name,
             "state": row.state,
+            "was_lost": row.state == GONE and row.leave_by_ms is None,
             "incarnation": row.incarnation,
             "host": row.host,
             "cores": row.cores,
@@ -368,8 +424,15 @@ def _shown(s: Session, rows: Sequence[InstanceRow]) -> list[dict[str, Any]]:
             "tags": row.tags,
             "spark": row.spark,
             "slots": slots[row.id],
+            "lost_executors": [_lost_executor(each) for each in lost.get(row.id, [])],
             "joined_at": moment(row.joined_ms),
             "lease_until": moment(row.lease_until_ms),
+            "heard_at": moment(row.lease_until_ms - row.lease_ms),
+            "leaves_by": moment(row.leave_by_ms) if row.state == "leaving" and row.leave_by_ms is not None else None,
         }
         for row in rows
     ]
+
+
+def _lost_executor(lost: groups.LostExecutor) -> dict[str, Any]:
+    return {"executor": lost.executor, "lost_at": moment(lost.lost_ms), "slots": lost.slots, "back": lost.back}

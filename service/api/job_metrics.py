@@ -51,6 +51,16 @@ OperatorMetricsView = create_model(
 )
 
 
+class FlowView(BaseModel):
+    """What went through an operator, a sink or a repartition stream since the job was made."""
+
+    records_in: int
+    records_out: int
+    busy_seconds: Annotated[
+        float, Field(description="How long it took over them, of batches that were committed; of all tasks, their sum.")
+    ]
+
+
 class CountersView(BaseModel):
     """Counters of a task, or of all tasks of a job together, since the job was made."""
 
@@ -61,6 +71,10 @@ class CountersView(BaseModel):
     batch_seconds_count: int | None = None
     batch_seconds_sum: float | None = None
     batch_seconds_max: float | None = None
+    flow: Annotated[
+        dict[str, FlowView],
+        Field(description="Operators by name; sinks as `sink-0`, repartition streams as `<operator>-repartition`."),
+    ]
     operators: Annotated[dict[str, OperatorMetricsView], Field(description="The operators with state, by name.")]
 
 
@@ -74,6 +88,26 @@ class FiguresView(BaseModel):
     last: int | None = None
 
 
+class MissedFiguresView(BaseModel):
+    """By how many ms records missed going on."""
+
+    count: int
+    sum: int
+    max: int
+    below: Annotated[
+        dict[str, int],
+        Field(description="How many by less than so many ms, and not less than the bound before; `beyond` the last."),
+    ]
+
+
+class FlowFiguresView(BaseModel):
+    """What went through an operator, a sink or a repartition stream."""
+
+    records_in: int
+    records_out: int
+    busy_us: int
+
+
 class TotalCountersView(BaseModel):
     """The counters of the job's commits; one that counted nothing is left out."""
 
@@ -81,6 +115,8 @@ class TotalCountersView(BaseModel):
     repartitioned_in: int | None = None
     records_out: int | None = None
     dropped: dict[str, dict[str, int]] | None = None
+    missed_by_ms: dict[str, dict[str, MissedFiguresView]] | None = None
+    flow: dict[str, FlowFiguresView] | None = None
     advances: dict[str, int] | None = None
     batch_us: FiguresView | None = None
     operators: dict[str, dict[str, int | FiguresView]] | None = None
@@ -153,6 +189,14 @@ def _counted(
         "records_in": counters.get("records_in", 0),
         "records_out": counters.get("records_out", 0),
         "dropped": dropped,
+        "flow": {
+            name: {
+                "records_in": flow["records_in"],
+                "records_out": flow["records_out"],
+                "busy_seconds": flow["busy_us"] / 1e6,
+            }
+            for name, flow in counters.get("flow", {}).items()
+        },
         "operators": {
             store.operator: with_rates(
                 of_operator(

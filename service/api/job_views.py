@@ -3,6 +3,7 @@
 Refuses to know who asks for it, and how long an answer waits (`service.api.job_waiting`).
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -12,7 +13,8 @@ from starlette.responses import Response
 
 from service.api.bodies import tagged
 from service.api.moments import Moment
-from service.catalog import jobs
+from service.catalog import jobs, replicas
+from service.catalog.inputs import inputs_of_job
 from service.catalog.job_states import STAFFED
 from service.catalog.tables import JobRow
 from service.streams.errors import StaleTag
@@ -54,6 +56,44 @@ class JobErrorView(BaseModel):
     max_bytes: int | None = None
 
 
+class SlowestTaskView(BaseModel):
+    """The task whose stream time is the lowest."""
+
+    task: str
+    stream_time: int
+
+
+class TaskSummaryView(BaseModel):
+    """The tasks of a job, all together."""
+
+    count: Annotated[int, Field(description="How many there are.")]
+    without_owner: Annotated[int, Field(description="How many of them nobody runs.")]
+    open: Annotated[int, Field(description="In how many of them something is open, as their last commits found.")]
+    slowest: Annotated[
+        SlowestTaskView | None,
+        Field(description="Of those in which something is open the one with the lowest stream time; null: none."),
+    ]
+
+
+class BehindCopyView(BaseModel):
+    """The copy of a task's stores that is the furthest behind."""
+
+    task: str
+    node: str
+    lag_records: Annotated[int, Field(description="Changes that it has not applied.")]
+
+
+class CopySummaryView(BaseModel):
+    """The standbys and warm-up copies of a job, all together."""
+
+    missing_standbys: Annotated[
+        int, Field(description="How many of the standbys asked for are not there and caught up.")
+    ]
+    most_behind: Annotated[
+        BehindCopyView | None, Field(description="The copy that is the furthest behind; null: none is behind.")
+    ]
+
+
 class JobView(BaseModel):
     """A job as it stands, from one snapshot of the catalog."""
 
@@ -73,6 +113,11 @@ class JobView(BaseModel):
     ]
     is_flushing: Annotated[bool, Field(description="A flush was asked for and is not done.")]
     is_replaying: Annotated[bool, Field(description="Dropped records are still to be taken in again.")]
+    tasks: Annotated[TaskSummaryView, Field(description="Its tasks, all together: `…/tasks` lists them.")]
+    copies: Annotated[
+        CopySummaryView | None,
+        Field(description="Copies of its stores, all together; null: it asks for none."),
+    ]
     stores: list[str]
     version: Annotated[int, Field(description="Rises with every change of state or specification.")]
     spec_version: Annotated[int, Field(description="Of its specification: `…/versions` lists all.")]
@@ -87,28 +132,46 @@ def find_job_view(s: Session, name: str) -> dict[str, Any]:
     return job_view(s, jobs.get_job(s, name))
 
 
+def job_views(s: Session, rows: Sequence[JobRow]) -> list[dict[str, Any]]:
+    """The members of a `JobView` of each of these jobs."""
+    marks = jobs.marks_of(s, [job.id for job in rows])
+    return [_job_view(s, job, marks[job.id]) for job in rows]
+
+
 def job_view(s: Session, job: JobRow) -> dict[str, Any]:
     """The members of a `JobView`."""
+    return job_views(s, [job])[0]
+
+
+def _job_view(s: Session, job: JobRow, marks: jobs.JobMarks) -> dict[str, Any]:
+    inputs = inputs_of_job(s, job.id)
     return {
         "id": job.id,
         "name": job.name,
         "state": job.state,
         "reason": job.reason,
         "spec": job.spec,
-        "positions": [position._asdict() for position in jobs.positions(s, job.id)],
-        "caught_up": jobs.is_caught_up(s, job.id),
-        "stream_time": jobs.stream_time(s, job.id),
+        "positions": [position._asdict() for position in jobs.positions(s, job.id, inputs)],
+        "caught_up": jobs.is_caught_up(s, job.id, inputs, marks),
+        "stream_time": marks.stream_time,
         "error": job.error,
         "generation": job.generation,
         "shortage": (job.shortage or None) if job.state in STAFFED else None,
-        "is_flushing": jobs.is_flushing(s, job.id),
-        "is_replaying": jobs.is_replaying(s, job.id),
-        "stores": [store.name for store in jobs.stores_of(s, job.id)],
+        "is_flushing": marks.is_flushing,
+        "is_replaying": marks.is_replaying,
+        "tasks": jobs.task_summary(s, job.id),
+        "copies": _copies(s, job),
+        "stores": marks.stores,
         "version": job.etag,
         "spec_version": job.spec_version,
         "change": _change_view(job),
         "created_at": job.created_at.isoformat(),
     }
+
+
+def _copies(s: Session, job: JobRow) -> dict[str, Any] | None:
+    wanted = job.spec.get("standby_replicas", 0)
+    return replicas.copy_summary(s, job.id, wanted) if wanted else None
 
 
 def _change_view(job: JobRow) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 Knows the shapes of requests and answers. Making and deleting jobs is `job_creation`'s, moving them on `job_verbs`'.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -22,14 +23,14 @@ from service.api.job_views import (
     JobState,
     JobView,
     find_job_view,
-    job_view,
+    job_views,
     require_tag,
     tagged_job,
 )
 from service.api.job_waiting import Waiting, settled_job
 from service.api.models import Cursor, Limit, PageView, first_row, require_name, rows_page, short_page
 from service.api.moments import Moment
-from service.api.topology_pictures import picture
+from service.api.topology_pictures import picture, places
 from service.api.topology_views import TopologyView
 from service.auth import Reader, Writer
 from service.catalog import job_states, jobs
@@ -41,6 +42,7 @@ from service.streams.operators.fields import JOB_NAME
 from service.streams.topology import graph
 from service.streams.topology.change import JobChange
 from service.streams.topology.describe import describe
+from service.streams.topology.dropped import BEYOND, BOUNDS
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 from service.streams.topology.starts import Start
@@ -85,12 +87,33 @@ class JobTaskView(BaseModel):
     positions: list[JobPositionView]
 
 
+class MissedBelowView(BaseModel):
+    """Records that missed going on by less than `ms`, and not by less than the bound before."""
+
+    ms: Annotated[int | None, Field(description="null: by the last bound or more.")]
+    records: int
+
+
+class MissedView(BaseModel):
+    """By how many ms records missed going on: `late` ones their window, of sessions themselves; duplicates the end of
+    the interval.
+    """
+
+    records: int
+    max_ms: int
+    average_ms: float
+    below: Annotated[list[MissedBelowView], Field(description="In order; bounds with no records are left out.")]
+
+
 class DroppedCountView(BaseModel):
     """Records that an operator dropped for one reason, since the job was made."""
 
     operator: str
     reason: str
     records: int
+    missed: Annotated[
+        MissedView | None, Field(description="By how much; null: time would not have let them go on, or is not known.")
+    ]
 
 
 class DroppedView(PageView[DroppedCountView]):
@@ -192,10 +215,15 @@ async def change_job(
             "content": {"text/plain": {"schema": {"type": "string"}}, SVG: {"schema": {"type": "string"}}},
             "description": "As JSON, as describe() text, or as a picture",
         },
-        **declared(401, 403, 404, 406),
+        **declared(401, 403, 404, 406, 422),
     },
 )
-def get_topology(request: Request, job: str, _: Reader) -> Response:
+def get_topology(
+    request: Request,
+    job: str,
+    _: Reader,
+    layout: Annotated[bool, Query(description="In JSON, also where boxes of a picture lie, and its arrows.")] = False,
+) -> Response:
     """Show a job's topology: JSON; for `Accept: text/plain` Kafka Streams' describe() text, for `image/svg+xml` a
     picture of it.
     """
@@ -205,7 +233,7 @@ def get_topology(request: Request, job: str, _: Reader) -> Response:
         return PlainTextResponse(describe(Topology.from_json(topology)))
     if kind == SVG:
         return Response(picture(Topology.from_json(topology)), media_type=SVG, headers=STYLE_ALONE)
-    return answer(topology)
+    return answer(topology | {"layout": places(Topology.from_json(topology))} if layout else topology)
 
 
 @router.get(
@@ -245,7 +273,7 @@ def list_job_history(request: Request, job: str, _: Reader, limit: Limit = 100, 
 
 
 def _views(s: Session, limit: int, after: str | None, state: str | None) -> list[dict[str, Any]]:
-    return [job_view(s, job) for job in jobs.list_jobs(s, limit=limit, after=after, state=state)]
+    return job_views(s, jobs.list_jobs(s, limit=limit, after=after, state=state))
 
 
 def _change_spec(s: Session, name: str, tag: str, change: JobChange, who: str) -> dict[str, Any]:
@@ -273,14 +301,33 @@ def _tasks(s: Session, name: str) -> list[dict[str, Any]]:
 
 def _dropped(s: Session, name: str) -> tuple[list[dict[str, Any]], str | None]:
     job = jobs.get_job(s, name)
-    counted = jobs.metrics(s, job.id).get("dropped", {})
+    counters = jobs.metrics(s, job.id)
+    counted, missed = counters.get("dropped", {}), counters.get("missed_by_ms", {})
     items = [
-        {"operator": operator, "reason": reason, "records": records}
+        {
+            "operator": operator,
+            "reason": reason,
+            "records": records,
+            "missed": _missed(missed.get(operator, {}).get(reason)),
+        }
         for operator, reasons in sorted(counted.items())
         for reason, records in sorted(reasons.items())
     ]
     streams = (sub_topology["dropped"] for sub_topology in job.topology["sub_topologies"])
     return items, next((stream for stream in streams if stream is not None), None)
+
+
+def _missed(figures: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if figures is None:
+        return None
+    bounds = [(str(bound), bound) for bound in BOUNDS] + [(BEYOND, None)]
+    below = figures["below"]
+    return {
+        "records": figures["count"],
+        "max_ms": figures["max"],
+        "average_ms": figures["sum"] / figures["count"],
+        "below": [{"ms": ms, "records": below[name]} for name, ms in bounds if name in below],
+    }
 
 
 def _transitions(s: Session, name: str, limit: int, cursor: str | None, *, errors_only: bool = False) -> dict[str, Any]:

@@ -7,9 +7,12 @@ how segments lie (`service.storage`).
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
+import pyarrow as pa
 from fastapi import Query
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
@@ -28,9 +31,12 @@ from service.payloads import ARROW, JSON, NDJSON
 from service.payloads.answers import KeyEncoding, arrow_answer, json_answer, ndjson_answer
 from service.positions import Cursor, StreamCursor, cursor_of, opaque
 from service.problems import declared, refused
-from service.reads.pages import Place, StreamPage, read_page
-from service.reads.places import MAX_OFFSET, offset_at
-from service.streams.errors import UnknownPartition
+from service.reads.pages import MAX_OFFSET, Place, StreamPage, read_page, read_page_back
+from service.reads.places import offset_at
+from service.reads.searches import Criteria, Read, search
+from service.streams.errors import FilterFailed, InvalidExpression, UnknownPartition
+from service.streams.expressions.words import MAX_TEXT
+from service.streams.operators.fields import admitted, kind_name
 
 router = router_of("streams")
 
@@ -52,6 +58,12 @@ FromOffset = Annotated[
 FromTimestamp = Annotated[
     int | None,
     Query(ge=0, le=MAX_OFFSET, description="Begin with the first record that is of this time (ms) or later."),
+]
+
+
+OfKey = Annotated[str | None, Query(max_length=10_000, description="Records with this key alone.")]
+OfCondition = Annotated[
+    str | None, Query(min_length=1, max_length=MAX_TEXT, description="Records for which this condition (SQL) is true.")
 ]
 
 
@@ -108,7 +120,7 @@ class ReadBegin:
                 ARROW: {"schema": {"type": "string", "format": "binary"}},
             },
         },
-        **declared(401, 403, 404, 406, 410, 414, 422, 503),
+        **declared(401, 403, 404, 406, 410, 414, 422, 429, 503),
     },
 )
 async def read_records(
@@ -125,6 +137,15 @@ async def read_records(
     wait_ms: Annotated[
         int, Query(ge=0, le=MAX_WAIT_MS, description="How long to wait for a record where there is none yet.")
     ] = 0,
+    key: OfKey = None,
+    where: OfCondition = None,
+    reverse: Annotated[
+        bool,
+        Query(
+            description="From there backwards, within each partition the last one first: from the end, or from what "
+            "lies before `from_offset`, `from_timestamp`, `cursor`."
+        ),
+    ] = False,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How JSON shows keys; those of changelogs are always base64.")
     ] = "utf8",
@@ -133,20 +154,34 @@ async def read_records(
 
     A page ends at `limit`, at 32 MiB, or where it takes too many files; `at_end` tells whether there was more. Over all
     partitions each one's records are in order, and each has its share of a page.
+
+    `key` and `where` leave out others, within bounds as those of tails. A page that looks for records ends after 2 s
+    too, with what was found, if anything: `next` says where to look on.
     """
     kind, state = accepts(request, JSON, NDJSON, ARROW), request.state
+    if reverse and wait_ms:
+        raise refused("invalid_request", "?wait_ms", "backwards nothing comes that could be waited for")
+    if where is not None:
+        await run_in_threadpool(check_condition, where)
     until_s = time.monotonic() + wait_ms / 1000
     begin = ReadBegin(partition, from_offset, from_timestamp, cursor)
     found, place, is_whole = await run_in_threadpool(place_of, state, stream, begin)
     topic = partition_topic(found.id, next(iter(place))) if len(place) == 1 else stream_topic(found.id)
-    while True:
-        seen = state.hub.seen
-        page = await run_in_threadpool(read_page, state.catalog, state.storage, found.id, place, limit)
-        left_s = until_s - time.monotonic()
-        if page.batches or left_s <= 0 or state.hub.is_closed:
-            break
-        place = page.following
-        await state.hub.wait([topic], seen, left_s)
+    read = partial(read_page_back if reverse else read_page, state.catalog, state.storage, found.id)
+    with nullcontext() if where is None else state.filters.shared(found.id, where) as condition:
+        wanted = Criteria(None if key is None else key.encode(), condition, reverse)
+        while True:
+            seen = state.hub.seen
+            if wanted.is_everything and not reverse:
+                page = await run_in_threadpool(read, place, limit)
+            else:
+                page = await _found(read, place, wanted, limit)
+            left_s = until_s - time.monotonic()
+            has_more = not wanted.is_everything and not page.at_end
+            if page.batches or has_more or left_s <= 0 or state.hub.is_closed:
+                break
+            place = page.following
+            await state.hub.wait([topic], seen, left_s)
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
     following = cursor_behind(found, state.catalog.lineage, page.following, is_whole=is_whole)
     return await run_in_threadpool(_answer, page, kind, encoding, following)
@@ -158,6 +193,25 @@ def _answer(page: StreamPage, kind: str, encoding: KeyEncoding, following: str) 
     headers = {NEXT_HEADER: following, AT_END_HEADER: str(page.at_end).lower()}
     body = arrow_answer(page.batches) if kind == ARROW else ndjson_answer(page.batches, encoding)
     return Response(body, headers=headers, media_type=kind)
+
+
+async def _found(read: Read, place: Place, wanted: Criteria, limit: int) -> StreamPage:
+    """Raises what `read` does, FilterFailed of the parameter `where`."""
+    try:
+        return await search(read, place, wanted, limit)
+    except FilterFailed as error:
+        error.at("?where")
+        raise
+
+
+def check_condition(text: str) -> None:
+    """Raises InvalidExpression, of the parameter `where`."""
+    try:
+        kind = admitted(text).type
+        if not pa.types.is_boolean(kind):
+            raise InvalidExpression(f"must be a condition (true or false), this gives {kind_name(kind)}")
+    except InvalidExpression as error:
+        raise InvalidExpression(error.detail).at("?where") from error
 
 
 # ---------------------------------------------------------------- where to begin

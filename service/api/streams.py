@@ -4,6 +4,7 @@ Knows the shapes of requests and answers. Refuses to know records (`appends`, `r
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Path
@@ -17,9 +18,11 @@ from service.api.bodies import ETAG, LOCATION, answer, expected_etag, page, read
 from service.api.document import router_of, takes
 from service.api.models import Cursor as PageCursor
 from service.api.models import Limit, PageView, require_name
-from service.api.moments import Moment
+from service.api.moments import Moment, moment
 from service.auth import Reader, Writer
 from service.catalog import streams
+from service.catalog.streams import PartitionBounds
+from service.catalog.subscriptions import FailingPush, failing_pushes
 from service.catalog.tables import PartitionRow, StreamRow
 from service.payloads.fields import KINDS
 from service.problems import declared
@@ -92,6 +95,20 @@ class PartitionView(BaseModel):
     end_offset: int
 
 
+class Untaken(BaseModel):
+    """A record that the target of a subscription does not take."""
+
+    attempts: Annotated[int, Field(description="How often that record was posted.")]
+    since: Annotated[Moment, Field(description="When it was posted first.")]
+    detail: Annotated[str, Field(description="Why it was not taken the last time.")]
+
+
+class FailingPushView(Untaken):
+    """A subscription whose target does not take the next record of a partition."""
+
+    subscription: Annotated[str, Field(description="Its name.")]
+
+
 class StreamView(BaseModel):
     """A stream. Its ETag changes with its settings, not with its records."""
 
@@ -106,6 +123,10 @@ class StreamView(BaseModel):
     max_future_ms: int
     retention_overrides_jobs: bool
     custom_partitioning: bool
+    failing_pushes: Annotated[
+        list[FailingPushView],
+        Field(description="Subscriptions whose targets do not take a record; none: all goes well."),
+    ]
     created_at: Moment
 
 
@@ -132,8 +153,8 @@ NamedStream = Annotated[str, Depends(stream_name)]
 async def create_stream(request: Request, _: Writer) -> Response:
     """Make a stream; again with an equal body: nothing happens."""
     wanted = await read_model(request, StreamRequest)
-    stream, partitions, created = await run_in_threadpool(request.state.catalog.write, _create, wanted)
-    return _answer_stream(stream, partitions, 201 if created else 200)
+    described, created = await run_in_threadpool(request.state.catalog.write, _create, wanted)
+    return _answer_stream(described, 201 if created else 200)
 
 
 @router.get("/v1/streams", responses={200: {"model": PageView[StreamView]}, **declared(401, 403, 422)})
@@ -146,7 +167,7 @@ def list_streams(request: Request, _: Reader, limit: Limit = 100, cursor: PageCu
 @router.get("/v1/streams/{stream:name}", responses={200: with_tag(StreamView), **declared(401, 403, 404)})
 def get_stream(request: Request, stream: NamedStream, _: Reader) -> Response:
     """Read a stream's settings and how much is in it."""
-    return _answer_stream(*request.state.catalog.read(_found, stream))
+    return _answer_stream(request.state.catalog.read(_found, stream))
 
 
 @router.patch(
@@ -164,7 +185,7 @@ async def update_stream(
     tag = expected_etag(request)
     change = await read_model(request, StreamChange)
     changes = change.model_dump(include=change.model_fields_set)
-    return _answer_stream(*await run_in_threadpool(request.state.catalog.write, _change, stream, tag, changes))
+    return _answer_stream(await run_in_threadpool(request.state.catalog.write, _change, stream, tag, changes))
 
 
 @router.delete("/v1/streams/{stream:name}", status_code=204, responses=declared(401, 403, 404, 409))
@@ -174,20 +195,20 @@ def delete_stream(request: Request, stream: NamedStream, _: Writer) -> Response:
     return Response(status_code=204)
 
 
-Described = tuple[StreamRow, list[PartitionRow]]
+Described = tuple[StreamRow, Sequence[PartitionRow | PartitionBounds], list[FailingPush]]
 
 
-def _create(s: Session, wanted: StreamRequest) -> tuple[StreamRow, list[PartitionRow], bool]:
+def _create(s: Session, wanted: StreamRequest) -> tuple[Described, bool]:
     settings = wanted.model_dump(exclude={"name"}) | {"fields": wanted.fields or None}
     found = streams.find_stream(s, wanted.name)
     if found is None:
         overrides = settings.pop("retention_overrides_jobs")
         found = streams.create_stream(s, wanted.name, **settings)
         found.retention_overrides_jobs = overrides
-        return found, streams.partitions_of(s, found.id), True
+        return _described(s, found), True
     if found.kind != "user" or any(getattr(found, name) != value for name, value in settings.items()):
         raise StreamExists(wanted.name)
-    return found, streams.partitions_of(s, found.id), False
+    return _described(s, found), False
 
 
 def _change(s: Session, name: str, tag: str, changes: dict[str, Any]) -> Described:
@@ -196,18 +217,22 @@ def _change(s: Session, name: str, tag: str, changes: dict[str, Any]) -> Describ
     if "fields" in changes:
         changes["fields"] = changes["fields"] or None
     expected = int(tag.rpartition("-")[2])
-    stream = streams.update_stream(s, name, expected_etag=expected, **changes)
-    return stream, streams.partitions_of(s, stream.id)
+    return _described(s, streams.update_stream(s, name, expected_etag=expected, **changes))
 
 
 def _found(s: Session, name: str) -> Described:
-    stream = streams.get_stream(s, name)
-    return stream, streams.partitions_of(s, stream.id)
+    return _described(s, streams.get_stream(s, name))
+
+
+def _described(s: Session, stream: StreamRow) -> Described:
+    return stream, streams.partitions_of(s, stream.id), failing_pushes(s, [stream.id]).get(stream.id, [])
 
 
 def _views(s: Session, limit: int, after: str | None) -> list[dict[str, Any]]:
     found = streams.list_streams(s, limit=limit, after=after)
-    return [_view(stream, streams.partitions_of(s, stream.id)) for stream in found]
+    failing = failing_pushes(s, [stream.id for stream in found])
+    partitions = streams.partitions_of_each(s, [stream.id for stream in found])
+    return [_view((stream, partitions[stream.id], failing.get(stream.id, []))) for stream in found]
 
 
 def _tag(stream: StreamRow) -> str:
@@ -215,14 +240,16 @@ def _tag(stream: StreamRow) -> str:
     return f"{stream.id[:12]}-{stream.etag}"
 
 
-def _answer_stream(stream: StreamRow, partitions: list[PartitionRow], status: int = 200) -> Response:
+def _answer_stream(described: Described, status: int = 200) -> Response:
+    stream = described[0]
     headers = {"ETag": f'"{_tag(stream)}"'}
     if status == 201:
         headers["Location"] = f"/v1/streams/{stream.name}"
-    return answer(_view(stream, partitions), status, headers=headers)
+    return answer(_view(described), status, headers=headers)
 
 
-def _view(stream: StreamRow, partitions: list[PartitionRow]) -> dict[str, Any]:
+def _view(described: Described) -> dict[str, Any]:
+    stream, partitions, failing = described
     return {
         "id": stream.id,
         "name": stream.name,
@@ -237,5 +264,14 @@ def _view(stream: StreamRow, partitions: list[PartitionRow]) -> dict[str, Any]:
         "max_future_ms": stream.max_future_ms,
         "retention_overrides_jobs": stream.retention_overrides_jobs,
         "custom_partitioning": stream.custom_partitioning,
+        "failing_pushes": [
+            {
+                "subscription": each.subscription,
+                "attempts": each.attempts,
+                "since": moment(each.since_ms),
+                "detail": each.detail,
+            }
+            for each in failing
+        ],
         "created_at": stream.created_at.isoformat(),
     }

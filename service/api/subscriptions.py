@@ -28,7 +28,7 @@ from service.api.models import Limit, PageView, require_name
 from service.api.moments import Moment, moment
 from service.api.reads import MAX_WAIT_MS, RecordView
 from service.api.start_records import first_records
-from service.api.streams import MAX_MS, MAX_PARTITIONS, NamedStream
+from service.api.streams import MAX_MS, MAX_PARTITIONS, NamedStream, Untaken
 from service.auth import Reader, Writer
 from service.catalog import streams, subscriptions
 from service.catalog.subscriptions import PartitionState, PullWish, SubscriptionSettings, SubscriptionState
@@ -133,13 +133,10 @@ class SubscriptionConsumerView(BaseModel):
     partitions: Annotated[list[int], Field(description="The partitions that it holds.")]
 
 
-class PushFailureView(BaseModel):
+class PushFailureView(Untaken):
     """A partition whose next record the target does not take."""
 
     partition: int
-    attempts: Annotated[int, Field(description="How often that record was posted.")]
-    since: Annotated[Moment, Field(description="When it was posted first.")]
-    detail: Annotated[str, Field(description="Why it was not taken the last time.")]
 
 
 class PushView(BaseModel):

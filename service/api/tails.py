@@ -11,7 +11,6 @@ import time
 from functools import partial
 from typing import Annotated, Any, Final
 
-import pyarrow as pa
 from fastapi import Header, Query
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
@@ -19,19 +18,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.document import router_of
-from service.api.reads import MAX_CURSOR
+from service.api.reads import MAX_CURSOR, OfCondition, OfKey, check_condition
 from service.api.streams import NamedStream
-from service.auth import Reader, identify
+from service.auth import Reader, is_still_known
 from service.catalog import streams
 from service.catalog.tables import PartitionRow, StreamRow
 from service.payloads.answers import KeyEncoding
 from service.positions import cursor_of, position_of
-from service.problems import ProblemError, declared, refused
+from service.problems import declared, refused
 from service.reads.places import offset_at
 from service.reads.tails import TailedRecords, TailedStream, TailPlace
-from service.streams.errors import InvalidExpression, OffsetTruncated, UnknownPartition
-from service.streams.expressions.words import MAX_TEXT
-from service.streams.operators.fields import admitted, kind_name
+from service.streams.errors import OffsetTruncated, UnknownPartition
 
 router = router_of("streams")
 
@@ -71,11 +68,8 @@ async def tail_stream(
         str, Query(alias="from", max_length=MAX_CURSOR, description=f"Where to begin: {FROM}.")
     ] = "latest",
     partition: Annotated[int | None, Query(ge=0, description="Records of this one alone.")] = None,
-    key: Annotated[str | None, Query(max_length=10_000, description="Records with this key alone.")] = None,
-    where: Annotated[
-        str | None,
-        Query(min_length=1, max_length=MAX_TEXT, description="Records for which this condition (SQL) is true."),
-    ] = None,
+    key: OfKey = None,
+    where: OfCondition = None,
     key_encoding: Annotated[
         KeyEncoding, Query(description="How keys are shown; those of changelogs are always base64.")
     ] = "utf8",
@@ -106,30 +100,12 @@ async def tail_stream(
         raise UnknownPartition(f"{found.name}/{partition}")
     encoding: KeyEncoding = "base64" if found.kind == "changelog" else key_encoding
     if where is not None:
-        await run_in_threadpool(_check_condition, where)
+        await run_in_threadpool(check_condition, where)
         state.filters.check_room(found.id, where)
     followed = TailedStream(found.id, state.catalog.lineage, encoding, where)
     wanted = TailedRecords(partition, None if key is None else key.encode())
-
-    async def is_allowed() -> bool:
-        try:
-            await identify(request)
-        except ProblemError:
-            return False
-        return True
-
-    events = state.tails.follow(followed, place, wanted, is_allowed, until_s=until_s)
+    events = state.tails.follow(followed, place, wanted, partial(is_still_known, request), until_s=until_s)
     return EventSourceResponse(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-
-
-def _check_condition(text: str) -> None:
-    """Raises InvalidExpression."""
-    try:
-        kind = admitted(text).type
-        if not pa.types.is_boolean(kind):
-            raise InvalidExpression(f"must be a condition (true or false), this gives {kind_name(kind)}")
-    except InvalidExpression as error:
-        raise InvalidExpression(error.detail).at("?where") from error
 
 
 def _place(state: Any, name: str, begin: str, last_event_id: str | None) -> tuple[StreamRow, TailPlace]:

@@ -12,6 +12,7 @@ from service.api.bodies import LOCATION, answer, read_model
 from service.api.document import router_of, takes
 from service.api.models import Cursor, Limit, PageView, short_page
 from service.api.moments import Moment
+from service.audit import entry_of
 from service.auth import KEYS, Admin
 from service.catalog import keys
 from service.catalog.engine import wake
@@ -40,6 +41,7 @@ class TokenView(BaseModel):
     role: str
     created_at: Moment
     revoked_at: Moment | None
+    last_used_at: Moment | None
 
 
 class NewTokenView(TokenView):
@@ -57,9 +59,7 @@ class NewTokenView(TokenView):
 async def create_token(request: Request, _: Admin) -> Response:
     """Make a key."""
     wanted = await read_model(request, TokenRequest)
-    row, secret = await run_in_threadpool(
-        request.state.catalog.write, keys.create_key, wanted.name or wanted.role, wanted.role
-    )
+    row, secret = await run_in_threadpool(request.state.catalog.write, _create, request, wanted)
     return answer({**_shown(row), "key": secret}, 201, headers={"Location": f"/v1/tokens/{row.id}"})
 
 
@@ -77,12 +77,24 @@ def revoke_token(request: Request, token: str, _: Admin) -> Response:
     return Response(status_code=204)
 
 
+def _create(s: Session, request: Request, wanted: TokenRequest) -> tuple[ApiKeyRow, str]:
+    row, secret = keys.create_key(s, wanted.name or wanted.role, wanted.role)
+    if (entry := entry_of(request)) is not None:
+        entry.name_resource(f"tokens/{row.id}")
+    return row, secret
+
+
 def _revoke(s: Session, key_id: str) -> None:
     keys.revoke_key(s, key_id)
     wake(s, KEYS)
 
 
 def _shown(row: ApiKeyRow) -> dict[str, str | None]:
-    revoked_at = row.revoked_at.isoformat() if row.revoked_at else None
-    created_at = row.created_at.isoformat()
-    return {"id": row.id, "name": row.name, "role": row.role, "created_at": created_at, "revoked_at": revoked_at}
+    return {
+        "id": row.id,
+        "name": row.name,
+        "role": row.role,
+        "created_at": row.created_at.isoformat(),
+        "revoked_at": row.revoked_at.isoformat() if row.revoked_at else None,
+        "last_used_at": row.last_used_at.isoformat() if row.last_used_at else None,
+    }

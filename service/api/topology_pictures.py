@@ -8,15 +8,19 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 from xml.etree import ElementTree
 
 import graphlay
 
-from service.streams.topology.graph import Node, SubTopology, Topology
+from service.streams.topology.graph import Node, SubTopology, Topology, gate_name
+
+Role = Literal["source", "operator", "repartition", "sink", "entry", "sub_topology"]
 
 MOST_LETTERS: Final = 44  # of a line in a box; the tooltip has all of it
 LINE: Final = 18
+ROOM: Final = 2  # lines for figures in a box, where they are drawn
+ROOMY: Final = 210.0  # px that such lines need
 MARGIN: Final = 16
 HEADER: Final = 26
 EXPRESSIONS: Final = ("where", "key", "id")  # fields that say in a line what an operator does
@@ -54,18 +58,27 @@ path.head { fill: #57606a }
 class Box:
     """Something drawn: its kind (classes of the style), what stands in it, its name first, a tooltip, and the number of
     the frame that it lies in.
+
+    `role`: what it is in a job. `name`: whole, of the stream or operator. `counted_as`: under which name counters have
+    what goes through it. `sub_topology`: the one that it belongs to; None: what users post. `room`: further lines.
     """
 
     kind: str
     lines: Sequence[str]
     tooltip: str = ""
     frame: int | None = None
+    role: Role = "operator"
+    name: str = ""
+    counted_as: str | None = None
+    sub_topology: int | None = None
+    room: int = 0
 
     @property
     def size(self) -> tuple[float, float]:
         """Width and height of all its lines, whatever sans serif they are set in."""
         letters = max(len(line) + (2 if i == 0 else 0) for i, line in enumerate(self.lines))
-        return max(150.0, 7.4 * letters + 24), LINE * len(self.lines) + 16.0
+        least = ROOMY if self.room else 150.0
+        return max(least, 7.4 * letters + 24), LINE * (len(self.lines) + self.room) + 16.0
 
 
 @dataclass(slots=True)
@@ -111,20 +124,61 @@ def picture(topology: Topology) -> bytes:
     return document
 
 
+def places(topology: Topology) -> dict[str, Any]:
+    """Where boxes lie and how arrows run, for who draws a topology with figures in its boxes: px from the top left.
+
+    Boxes have room for `ROOM` lines more than they have.
+    """
+    drawing = drawing_of(topology)
+    for box in drawing.boxes:
+        box.room = 0 if box.kind in ("frame", "entry") else ROOM
+    laid = _laid_out(drawing)
+    low, high = laid.bounds["min"], laid.bounds["max"]
+    left, top = low["x"] - MARGIN, low["y"] - MARGIN
+
+    def box_at(box: Box, place: dict[str, Any]) -> dict[str, Any]:
+        size = place["size"]
+        return {
+            "role": box.role,
+            "name": box.name,
+            "sub_topology": box.sub_topology,
+            "counted_as": box.counted_as,
+            "lines": list(box.lines),
+            "x": round(place["center"]["x"] - size["width"] / 2 - left, 1),
+            "y": round(place["center"]["y"] - size["height"] / 2 - top, 1),
+            "width": round(size["width"], 1),
+            "height": round(size["height"], 1),
+        }
+
+    return {
+        "width": round(high["x"] - left + MARGIN, 1),
+        "height": round(high["y"] - top + MARGIN, 1),
+        "boxes": [box_at(box, place) for box, place in zip(drawing.boxes, laid.nodes, strict=True)],
+        "arrows": [
+            {"points": [{"x": round(at["x"] - left, 1), "y": round(at["y"] - top, 1)} for at in edge["points"]]}
+            for edge in laid.edges
+        ],
+    }
+
+
 def drawing_of(topology: Topology) -> Drawing:
     """What is drawn of a topology."""
     drawing = Drawing()
     streams: dict[str, int] = {}
     written = topology.repartitions()
     for name in topology.user_sources():
-        streams[name] = drawing.add(Box("stream", [_short(name)], name))
-    for name, (_, by) in written.items():
+        streams[name] = drawing.add(Box("stream", [_short(name)], name, role="source", name=name))
+    for name, (writer, by) in written.items():
         lines = [_short(name), _short(f"by {by.by or 'key'}, to {by.targets} task(s)")]
-        streams[name] = drawing.add(Box("repartition", lines, f"{name}, by {by.by or 'key'}"))
+        box = Box("repartition", lines, f"{name}, by {by.by or 'key'}", role="repartition", name=name)
+        box.counted_as, box.sub_topology = by.name, writer.id
+        streams[name] = drawing.add(box)
     for sub_topology in topology.sub_topologies:
-        for sink in sub_topology.sinks:
+        for place, sink in enumerate(sub_topology.sinks):
             more = [] if sink.where is None else [f"where {sink.where}"]
             box = Box("stream", [_short(line) for line in (sink.stream, *more)], "\n".join([sink.stream, *more]))
+            box.role, box.name, box.counted_as = "sink", sink.stream, gate_name(sink, place)
+            box.sub_topology = sub_topology.id
             streams[sink.stream] = drawing.add(box)
         _add_sub_topology(drawing, sub_topology, streams)
     return drawing
@@ -132,15 +186,21 @@ def drawing_of(topology: Topology) -> Drawing:
 
 def _add_sub_topology(drawing: Drawing, sub_topology: SubTopology, streams: dict[str, int]) -> None:
     tasks = f"{sub_topology.partitions} task{'s' if sub_topology.partitions > 1 else ''}"
-    frame = drawing.add(Box("frame", [f"Sub-topology {sub_topology.id} \N{MIDDLE DOT} {tasks}"]))
+    box = Box("frame", [f"Sub-topology {sub_topology.id} \N{MIDDLE DOT} {tasks}"], role="sub_topology")
+    box.name, box.sub_topology = str(sub_topology.id), sub_topology.id
+    frame = drawing.add(box)
     sources = [streams[name] for name in sub_topology.sources]
     at: dict[int | None, int] = {}
     if _needs_entry(sub_topology):
-        at[None] = drawing.add(Box("entry", ["merge" if len(sources) > 1 else "read"], frame=frame))
+        entry = Box("entry", ["merge" if len(sources) > 1 else "read"], frame=frame, role="entry")
+        entry.name, entry.sub_topology = entry.lines[0], sub_topology.id
+        at[None] = drawing.add(entry)
         drawing.arrows += [(source, at[None]) for source in sources]
         sources = [at[None]]
     for i, node in enumerate(sub_topology.nodes):
-        at[i] = drawing.add(_operator(node, frame))
+        operator = _operator(node, frame)
+        operator.sub_topology = sub_topology.id
+        at[i] = drawing.add(operator)
         drawing.arrows.append((sources[0] if node.parent is None else at[node.parent], at[i]))
     drawing.arrows += [(at[sink.parent], streams[sink.stream]) for sink in sub_topology.sinks]
     drawing.arrows += [(at[each.parent], streams[each.stream]) for each in sub_topology.repartitions]
@@ -158,7 +218,8 @@ def _operator(node: Node, frame: int) -> Box:
     if node.store is not None:
         lines.append(f"store {node.store.name}")
     kind = "operator" if node.store is None else "operator stateful"
-    return Box(kind, [_short(line) for line in lines], json.dumps(node.spec, ensure_ascii=False), frame)
+    shown = [_short(line) for line in lines]
+    return Box(kind, shown, json.dumps(node.spec, ensure_ascii=False), frame, name=node.name, counted_as=node.name)
 
 
 def _about(node: Node) -> Iterator[str]:

@@ -5,8 +5,11 @@ Refuses to know what a topology means (`service.streams.topology.graph`).
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from typing import Annotated
 
+from pydantic import BaseModel, Field
+
+from service.api.topology_pictures import Role
 from service.streams.operators import AnyOperator
 from service.streams.operators.functions import FunctionSpec
 from service.streams.operators.windows import WindowSpec
@@ -88,8 +91,45 @@ class SubTopologyView(BaseModel):
     upstreams: list[int] = []
 
 
+class PointView(BaseModel):
+    """A place in a picture, px from its top left."""
+
+    x: float
+    y: float
+
+
+class BoxView(BaseModel):
+    """A box of a picture: of a stream, an operator, or around a sub-topology."""
+
+    role: Role
+    name: Annotated[str, Field(description="Of the stream or operator; the number of a sub-topology.")]
+    sub_topology: Annotated[int | None, Field(description="The one that it belongs to; null: a source of users.")]
+    counted_as: Annotated[str | None, Field(description="Its name in `flow` of the job's metrics.")]
+    lines: Annotated[list[str], Field(description="What stands in it, its name first, each cut to fit.")]
+    x: Annotated[float, Field(description="Of its left edge, px.")]
+    y: Annotated[float, Field(description="Of its upper edge, px.")]
+    width: Annotated[float, Field(description="px")]
+    height: Annotated[float, Field(description="px; with room for two lines more, but of sub-topologies and entries.")]
+
+
+class ArrowView(BaseModel):
+    """From one box of a topology to the next."""
+
+    points: Annotated[list[PointView], Field(description="From corner to corner; the last one is its head.")]
+
+
+class TopologyLayoutView(BaseModel):
+    """Where the boxes of a topology lie in a picture, and how arrows run from one to the next."""
+
+    width: Annotated[float, Field(description="px")]
+    height: Annotated[float, Field(description="px")]
+    boxes: list[BoxView]
+    arrows: list[ArrowView]
+
+
 class TopologyView(BaseModel):
     """A compiled job."""
 
     job: str
     sub_topologies: list[SubTopologyView]
+    layout: Annotated[TopologyLayoutView | None, Field(description="Where asked for.")] = None

@@ -20,14 +20,14 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service import ranges
-from service.catalog import idle_and_flush, replays, task_moves
+from service.catalog import idle_and_flush, replays, task_moves, task_orders
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
 from service.catalog.outputs import Outputs
 from service.catalog.replicas import active_of, note_commit
 from service.catalog.segments import PENDING, Appender, lock_segments
 from service.catalog.tables import JobRow, ReplicaRow, TaskRow
-from service.protocol import Move, TaskCommit, Verdict, WrittenSegment
+from service.protocol import Move, TakenOrder, TaskCommit, Verdict, WrittenSegment
 from service.streams import measures
 from service.streams.records import ChunkMeta, Published
 
@@ -168,7 +168,7 @@ class _Committing:
             published += self._log.append(segment.id, segment.bytes, segment.chunks)
             self._published.add(segment.id)
         if commit.positions:
-            self._move(task, commit.positions)
+            self._move(task, commit.positions, commit.order)
         if commit.replayed is not None:
             replays.note(task, commit.replayed)
         if commit.advance is not None:
@@ -197,8 +197,10 @@ class _Committing:
         elif commit.advance is not None and commit.advance.to is not None:
             task_moves.note(self._s, task, inputs, commit.advance.reason)
 
-    def _move(self, task: TaskRow, moves: Sequence[Move]) -> None:
+    def _move(self, task: TaskRow, moves: Sequence[Move], order: TakenOrder | None) -> None:
         inputs = self._inputs[task.id]
+        if order is not None:
+            task_orders.note(self._s, task, inputs, order)
         for move in moves:
             at = inputs[move.input]
             at.position, at.frontier = move.end, max(at.frontier, move.frontier)

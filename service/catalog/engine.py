@@ -37,6 +37,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
 from service import backoff
+from service.catalog.silent_sessions import SilentPipelines, end_idle_transactions
 from service.catalog.tables import MetaRow, new_id
 from service.streams.errors import CatalogUnavailable
 
@@ -204,7 +205,9 @@ class Catalog:
 
     def _look(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         with Session(self._reader, expire_on_commit=False, autoflush=False) as session:
-            return work(session, *args, **kwargs)
+            found = work(session, *args, **kwargs)
+            session.commit()  # behind a ROLLBACK psycopg has Postgres forget all that is prepared
+            return found
 
     def _wake(self, topics: Iterable[str]) -> None:
         for callback in self._callbacks:
@@ -307,6 +310,7 @@ def _postgres_engines(url: URL) -> tuple[Engine, Engine]:
     engine = create_engine(
         url, isolation_level="READ COMMITTED", pool_size=16, max_overflow=48, json_serializer=_to_json
     )
+    event.listen(engine, "connect", end_idle_transactions)
     reader = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
     return engine, reader
 
@@ -336,7 +340,7 @@ def _notify(session: Session, origin: str, topics: set[str]) -> None:
 
 
 class _Listener:
-    """One thread with one connection that hears what the other processes committed."""
+    """One thread with one connection that hears what other processes committed, and that one of them has stopped."""
 
     def __init__(self, engine: Engine, origin: str, on_topics: OnWake) -> None:
         self._arguments = dict(engine.dialect.create_connect_args(engine.url)[1])
@@ -364,7 +368,9 @@ class _Listener:
             connection.execute(f"LISTEN {CHANNEL}")
             self._is_listening.set()
             self._on_topics([EVERYTHING])
+            pipelines = SilentPipelines()
             while not self._stopping.is_set():
+                pipelines.end(connection)
                 for notification in connection.notifies(timeout=0.25):
                     origin, *topics = json.loads(notification.payload)
                     if origin != self._origin:

@@ -6,14 +6,17 @@ It knows rows; it refuses to change any (`service.coordinator` does).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import case, exists, func, select
+from sqlalchemy.orm import Session, aliased
 
-from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, SlotRow
+from service.catalog.job_states import STAFFED
+from service.catalog.replicas import ACTIVE
+from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, ReplicaRow, SlotRow, TaskRow
 from service.streams.errors import UnknownInstance, UnknownRebalance
 
-LIVE = "live"
+LIVE, GONE = "live", "gone"
 
 
 def list_instances(s: Session, *, limit: int = 100, after: str | None = None) -> Sequence[InstanceRow]:
@@ -39,6 +42,64 @@ def slots_of_instances(s: Session, instance_ids: Sequence[str]) -> list[tuple[st
         .order_by(JobRow.name, SlotRow.slot_index)
     )
     return [(instance_id, slot, job) for instance_id, slot, job in s.execute(query)]
+
+
+class LostExecutor(NamedTuple):
+    """A Spark executor that ended within an instance that goes on: how many slots of jobs that still want some ended
+    with it, and how many of those run again.
+    """
+
+    executor: str
+    lost_ms: int
+    slots: int
+    back: int
+
+
+def lost_executors(s: Session, instance_ids: Sequence[str]) -> dict[str, list[LostExecutor]]:
+    """Of each instance that is there, since it came, as far back as slots are kept; latest first."""
+    again = aliased(SlotRow)
+    has_come = (
+        exists()
+        .where(again.instance_id == SlotRow.instance_id, again.job_id == SlotRow.job_id)
+        .where(again.slot_index == SlotRow.slot_index, again.state == LIVE)
+    )
+    query = (
+        select(SlotRow.instance_id, SlotRow.executor)
+        .add_columns(func.max(SlotRow.gone_ms), func.count(), func.sum(case((has_come, 1), else_=0)))
+        .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
+        .join(JobRow, JobRow.id == SlotRow.job_id)
+        .where(SlotRow.instance_id.in_(instance_ids), SlotRow.state == GONE, SlotRow.is_executor_lost)
+        .where(InstanceRow.state != GONE, SlotRow.gone_ms >= InstanceRow.joined_ms, JobRow.state.in_(STAFFED))
+        .group_by(SlotRow.instance_id, SlotRow.executor)
+        .order_by(func.max(SlotRow.gone_ms).desc(), SlotRow.executor)
+    )
+    found: dict[str, list[LostExecutor]] = {}
+    for instance_id, *lost in s.execute(query):
+        found.setdefault(instance_id, []).append(LostExecutor(*lost))
+    return found
+
+
+class SlotTasks(NamedTuple):
+    """What a slot owns, in the order of the tasks, and when one of them was committed, or given to it, last."""
+
+    names: list[str]
+    worked_ms: int
+
+
+def tasks_of_slots(s: Session, slot_ids: Sequence[str]) -> dict[str, SlotTasks]:
+    """Of each slot that owns a task."""
+    query = (
+        select(SlotRow.id, TaskRow.name, TaskRow.updated_ms)
+        .join(ReplicaRow, ReplicaRow.slot_id == SlotRow.id)
+        .join(TaskRow, TaskRow.id == ReplicaRow.task_id)
+        .where(SlotRow.id.in_(slot_ids), ReplicaRow.role == ACTIVE)
+        .order_by(TaskRow.sub_topology, TaskRow.partition)
+    )
+    found: dict[str, SlotTasks] = {}
+    for slot_id, name, updated_ms in s.execute(query):
+        before = found.get(slot_id, SlotTasks([], 0))
+        found[slot_id] = SlotTasks([*before.names, name], max(before.worked_ms, updated_ms))
+    return found
 
 
 def members_of(s: Session, job_id: str) -> list[tuple[SlotRow, str]]:

@@ -147,11 +147,6 @@ def inputs_of_all(s: Session) -> dict[str, list[TaskInput]]:
     return _inputs(s, _OF_ALL)
 
 
-def lags(s: Session, job_id: str) -> dict[str, Lag]:
-    """Task id → what it has not read yet, of the tasks of a job."""
-    return {task_id: lag_of(inputs) for task_id, inputs in inputs_of_job(s, job_id).items()}
-
-
 def lag_of(inputs: Iterable[TaskInput]) -> Lag:
     """What is unread of these inputs of a task."""
     found = [0, 0]
@@ -188,6 +183,26 @@ def lowest_positions(s: Session, stream_id: str) -> dict[int, int]:
         for i in range(row.partitions):
             offset = _offset(row.positions, row.number + i)
             found[row.partition + i] = min(offset, found.get(row.partition + i, offset))
+    return found
+
+
+class ReadBy(NamedTuple):
+    """A partition as a job reads it."""
+
+    stream_id: str
+    job_id: str
+    partition: int
+
+
+def lowest_positions_by_job(s: Session, stream_ids: Iterable[str]) -> dict[ReadBy, int]:
+    """Of each job and each partition of these streams that it reads, the next offset of its task that is least far."""
+    query = _READERS.add_columns(TaskInputRow.stream_id, TaskRow.job_id)
+    found: dict[ReadBy, int] = {}
+    for row in s.execute(query.where(TaskInputRow.stream_id.in_(sorted(stream_ids)))):
+        for i in range(row.partitions):
+            at = ReadBy(row.stream_id, row.job_id, row.partition + i)
+            offset = _offset(row.positions, row.number + i)
+            found[at] = min(offset, found.get(at, offset))
     return found
 
 

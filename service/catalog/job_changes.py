@@ -590,11 +590,11 @@ def _hand_over(s: Session, job: JobRow, tasks: Sequence[TaskRow], wanted: Wanted
 
 def _recounted(counters: Json, wanted: WantedChange) -> Json:
     """The counters of a task by the operators of the new version: those of stores that go on, go on."""
-    measured, dropped = counters.get("operators", {}), counters.get("dropped", {})
+    measured = counters.get("operators", {})
     inherits: Mapping[str, str] = wanted.details[INHERITS]
     found = dict(counters)
     if measured:
         found["operators"] = {now: measured[was] for now, was in inherits.items() if was in measured}
-    if dropped:
-        found["dropped"] = {wanted.renames.get(name, name): reasons for name, reasons in dropped.items()}
+    for by_operator in found.keys() & {"dropped", "missed_by_ms", "flow"}:
+        found[by_operator] = {wanted.renames.get(name, name): each for name, each in counters[by_operator].items()}
     return found

@@ -39,7 +39,7 @@ from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
 
 _CHUNK: Final = [column.key for column in ChunkRow.__table__.columns if column.key != "stream_id"]
-_PARTITION: Final = ("start_offset", "end_offset", "bytes", "records", "published_ms")
+_PARTITION: Final = ("start_offset", "end_offset", "bytes", "records", "published_ms", "appended_bytes")
 
 
 def copy_job(

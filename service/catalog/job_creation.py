@@ -320,7 +320,7 @@ def add_tasks(
     at_ms = now_ms(s)
     ranges: list[Json] = []
     tasks: list[TaskRow] = []
-    begun: list[tuple[TaskRow, int]] = []
+    begun: list[task_moves.Begun] = []
     for p in range(sub_topology.partitions):
         task = TaskRow(id=new_id(), job_id=job.id, name=f"{sub_topology.id}_{p}", updated_ms=at_ms)
         task.sub_topology, task.partition = sub_topology.id, p
@@ -339,7 +339,8 @@ def add_tasks(
                 positions.append(InputPosition(offset))
         task.positions = pack(positions)
         tasks.append(task)
-        begun += [(task, positions[0].offset)] if len(positions) == 1 else []
+        is_behind_repartition = any(source.kind == "repartition" for source in sources)
+        begun.append(task_moves.Begun(task, [at.offset for at in positions], is_behind_repartition))
     s.add_all(tasks)
     s.flush()
     s.execute(insert(TaskInputRow), ranges)

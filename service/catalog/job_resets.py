@@ -63,7 +63,7 @@ def begin_anew(
     job.flush = job.change = None
     at_ms = now_ms(s)
     job.replays_from = {str(at.partition): at.end_offset for at in partitions.values() if at.stream_id in dropped}
-    begun: list[tuple[TaskRow, int]] = []
+    begun: list[task_moves.Begun] = []
     for task in locked:
         task.positions = pack(first(at) for at in inputs[task.id])
         task.version += 1
@@ -72,7 +72,10 @@ def begin_anew(
         task.flush_at = task.advanced = task.replay = task.next_version = task.set_back_to = None
         task.spec_version = job.spec_version
         task.updated_ms = at_ms
-        begun += [(task, first(at).offset) for at in inputs[task.id]] if len(inputs[task.id]) == 1 else []
+        task.taken_order = None
+        is_behind_repartition = any(at.sub_log is not None for at in inputs[task.id])
+        offsets = [first(at).offset for at in inputs[task.id]]
+        begun.append(task_moves.Begun(task, offsets, is_behind_repartition))
     s.flush()
     task_moves.forget(s, [task.id for task in locked])
     task_moves.note_begin(s, begun, job.spec_version)

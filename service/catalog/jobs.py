@@ -12,8 +12,8 @@ from typing import NamedTuple
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
-from service.catalog.inputs import TaskInput, inputs_of_job, lags
-from service.catalog.replicas import BACKLOG, IS_ACTIVE, IS_CHANGELOG_OF, IS_STORE_OF, NOT_SHOWN
+from service.catalog.inputs import TaskInput, inputs_of_job, lag_of
+from service.catalog.replicas import BACKLOG, HAS_OWNER, IS_ACTIVE, IS_CHANGELOG_OF, IS_STORE_OF, NOT_SHOWN
 from service.catalog.tables import (
     JobRow,
     JobStreamRow,
@@ -43,6 +43,15 @@ class SourcePosition(NamedTuple):
     lag: int
 
 
+class JobMarks(NamedTuple):
+    """Whether a flush or a replay is under way in a job, its highest stream time, and its stores by name."""
+
+    is_flushing: bool
+    is_replaying: bool
+    stream_time: int | None
+    stores: list[str]
+
+
 def get_job(s: Session, name: str) -> JobRow:
     """The job of this name. Raises UnknownJob."""
     job = s.scalars(select(JobRow).where(JobRow.name == name)).one_or_none()
@@ -59,24 +68,33 @@ def list_jobs(s: Session, *, limit: int = 100, after: str | None = None, state: 
     return list(s.scalars(query if state is None else query.where(JobRow.state == state)))
 
 
-def positions(s: Session, job_id: str) -> list[SourcePosition]:
+def positions(s: Session, job_id: str, inputs: Mapping[str, Sequence[TaskInput]] | None = None) -> list[SourcePosition]:
     """Positions and ends of all logs that a job reads, by stream and partition: of one with several targets that of the
-    task which is least far.
+    task which is least far. `inputs`: those of its tasks, where they are known.
     """
+    known = inputs_of_job(s, job_id) if inputs is None else inputs
     names = {stream.id: stream.name for stream in streams_of(s, job_id)}
     lowest: dict[tuple[str, int], TaskInput] = {}
-    read = (at for at in chain.from_iterable(inputs_of_job(s, job_id).values()) if not at.is_removed)
+    read = (at for at in chain.from_iterable(known.values()) if not at.is_removed)
     for at in read:
         log = (at.stream_id, at.partition)
         lowest[log] = min(lowest.get(log, at), at, key=lambda each: each.position)
     return sorted(_source_position(names, at) for at in lowest.values())
 
 
-def is_caught_up(s: Session, job_id: str) -> bool:
+def is_caught_up(
+    s: Session,
+    job_id: str,
+    inputs: Mapping[str, Sequence[TaskInput]] | None = None,
+    marks: JobMarks | None = None,
+) -> bool:
     """Every input of every task is read to its end, with all results out; no flush and no replay is under way; every
     task has taken over the present version; every replica is at its changelog's end.
     """
-    if any(lag.records for lag in lags(s, job_id).values()) or is_flushing(s, job_id) or is_replaying(s, job_id):
+    known = inputs_of_job(s, job_id) if inputs is None else inputs
+    under_way = marks_of(s, [job_id])[job_id] if marks is None else marks
+    is_busy = under_way.is_flushing or under_way.is_replaying
+    if is_busy or any(lag_of(each).records for each in known.values()):
         return False
     changelogs = (
         select(ReplicaRow.state, TaskRow.has_backlog, ReplicaRow.applied, StoreRow.id, PartitionRow.end_offset)
@@ -94,6 +112,23 @@ def is_caught_up(s: Session, job_id: str) -> bool:
         and (end == 0 or (state not in NOT_SHOWN and (applied or {}).get(store_id, 0) >= end))
         for state, has_backlog, applied, store_id, end, next_version in s.execute(changelogs)
     )
+
+
+def marks_of(s: Session, job_ids: Sequence[str]) -> dict[str, JobMarks]:
+    """What is under way in each of these jobs, in as many queries as for one."""
+    flushed = set(s.scalars(select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.flush.is_not(None))))
+    stores: dict[str, list[str]] = {job_id: [] for job_id in job_ids}
+    named = select(StoreRow.job_id, StoreRow.name).where(StoreRow.job_id.in_(job_ids), StoreRow.is_removed.is_(False))
+    for job_id, name in s.execute(named.order_by(StoreRow.name)):
+        stores[job_id].append(name)
+    tasks = select(
+        TaskRow.job_id, func.count(TaskRow.flush_at), func.count(TaskRow.replay), func.max(TaskRow.stream_time)
+    ).where(TaskRow.job_id.in_(job_ids))
+    found = {
+        job_id: JobMarks(job_id in flushed or flushing > 0, replaying > 0, _known_time(time), stores[job_id])
+        for job_id, flushing, replaying, time in s.execute(tasks.group_by(TaskRow.job_id))
+    }
+    return {job_id: found.get(job_id) or JobMarks(job_id in flushed, False, None, stores[job_id]) for job_id in job_ids}
 
 
 def is_flushing(s: Session, job_id: str) -> bool:
@@ -115,10 +150,24 @@ def task_rows(s: Session, job_id: str) -> Sequence[TaskRow]:
     return s.scalars(query.order_by(TaskRow.sub_topology, TaskRow.partition)).all()
 
 
-def stream_time(s: Session, job_id: str) -> int | None:
-    """The highest stream time of the job's tasks; None before the first record."""
-    time = s.scalars(select(func.max(TaskRow.stream_time)).where(TaskRow.job_id == job_id)).one()
+def _known_time(time: int | None) -> int | None:
     return None if time is None or time < 0 else time
+
+
+def task_summary(s: Session, job_id: str) -> Json:
+    """What the tasks of a job are like, all together; `slowest`: of those in which something is open, and to which a
+    record came, the first with the lowest stream time.
+    """
+    query = select(TaskRow.name, TaskRow.stream_time, TaskRow.is_closed, HAS_OWNER.label("has_owner"))
+    rows = s.execute(query.where(TaskRow.job_id == job_id).order_by(TaskRow.sub_topology, TaskRow.partition)).all()
+    is_open = [row for row in rows if not row.is_closed]
+    slowest = min((row for row in is_open if row.stream_time >= 0), key=lambda row: row.stream_time, default=None)
+    return {
+        "count": len(rows),
+        "without_owner": sum(not row.has_owner for row in rows),
+        "open": len(is_open),
+        "slowest": None if slowest is None else {"task": slowest.name, "stream_time": slowest.stream_time},
+    }
 
 
 def tasks_of(s: Session, job_id: str) -> list[Json]:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from datetime import timedelta
+from typing import Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from service.catalog.tables import ApiKeyRow, MetaRow, utc_now
 from service.streams.errors import UnknownKey
 
 BOOTSTRAP = "bootstrap"
+USE_NOTED: Final = timedelta(minutes=1)  # so often at most, whoever uses a key how much
 
 
 def digest(secret: str) -> str:
@@ -52,6 +55,16 @@ def revoke_key(s: Session, key_id: str) -> ApiKeyRow:
         raise UnknownKey(key_id)
     key.revoked_at = key.revoked_at or utc_now()
     return key
+
+
+def is_use_due(key: ApiKeyRow) -> bool:
+    """Whether it should be noted that a key is used now."""
+    return key.last_used_at is None or utc_now() - key.last_used_at >= USE_NOTED
+
+
+def note_use(s: Session, key_id: str) -> None:
+    """Note that a key is used now; one that is forgotten meanwhile stays so."""
+    s.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(last_used_at=utc_now()))
 
 
 def replace_bootstrap_key(s: Session, secret: str) -> ApiKeyRow:

@@ -19,7 +19,7 @@ from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from service.catalog.engine import now_ms, progress_topic, wake
-from service.catalog.tables import PartitionRow, ReplicaRow, SlotRow, StoreRow, TaskRow
+from service.catalog.tables import Json, PartitionRow, ReplicaRow, SlotRow, StoreRow, TaskRow
 
 ACTIVE: Final = "active"
 STANDBY: Final = "standby"
@@ -168,6 +168,28 @@ def owners_of(s: Session, job_id: str) -> list[TaskOwner]:
     query = select(TaskRow.name, ReplicaRow.slot_id, ReplicaRow.target_slot_id).outerjoin(ReplicaRow, IS_ACTIVE)
     rows = s.execute(query.where(TaskRow.job_id == job_id).order_by(TaskRow.sub_topology, TaskRow.partition))
     return [TaskOwner(*row) for row in rows]
+
+
+def copy_summary(s: Session, job_id: str, wanted: int) -> Json:
+    """How many of the standbys asked for are missing or not caught up, and the copy that is the furthest behind."""
+    query = (
+        select(TaskRow.id, TaskRow.name, ReplicaRow.node_id, ReplicaRow.state, ReplicaRow.applied, ReplicaRow.slot_id)
+        .outerjoin(ReplicaRow, (ReplicaRow.task_id == TaskRow.id) & (ReplicaRow.role != ACTIVE))
+        .where(TaskRow.job_id == job_id)
+        .order_by(TaskRow.sub_topology, TaskRow.partition, ReplicaRow.node_id)
+    )
+    ends = changelog_ends(s, job_id)  # of tasks with stores
+    caught_up, copies = dict.fromkeys(ends, 0), list[Json]()
+    for task_id, task, node, state, applied, slot in s.execute(query):
+        if task_id not in ends or slot is None:
+            continue
+        caught_up[task_id] += state == RUNNING
+        copies.append({"task": task, "node": node, "lag_records": behind(applied, ends[task_id])})
+    worst = max(copies, key=lambda copy: copy["lag_records"], default=None)
+    return {
+        "missing_standbys": sum(max(0, wanted - count) for count in caught_up.values()),
+        "most_behind": worst if worst is not None and worst["lag_records"] else None,
+    }
 
 
 def is_news(state: str, applied: Mapping[str, int], report: Report) -> bool:

@@ -72,8 +72,8 @@ _ENDS = (
 )
 _PUBLISH = "UPDATE segments SET state = ?, bytes = ?, published_ms = ? WHERE id = ?"
 _GROW = (
-    "UPDATE partitions SET end_offset = ?, bytes = ?, records = ?, published_ms = ?"
-    " WHERE stream_id = ? AND partition = ?"
+    "UPDATE partitions SET end_offset = ?, appended_bytes = appended_bytes + ? - bytes, bytes = ?, records = ?,"
+    " published_ms = ? WHERE stream_id = ? AND partition = ?"
 )
 
 
@@ -180,7 +180,7 @@ class Appender:
         if self._chunks:
             driver.each(_insert(tuple(self._chunks[0])), [tuple(chunk.values()) for chunk in self._chunks])
             grown = [(pair, self._ends[pair]) for pair in sorted(self._grown)]
-            driver.each(_GROW, [(end.offset, end.bytes, end.records, at, *pair) for pair, end in grown])
+            driver.each(_GROW, [(end.offset, end.bytes, end.bytes, end.records, at, *pair) for pair, end in grown])
             wake(self._s, *{stream_topic(stream_id) for stream_id, _ in self._grown})
             wake(self._s, *[partition_topic(*pair) for pair in self._grown])
             wake(self._s, *self._targets())

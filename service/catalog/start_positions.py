@@ -6,29 +6,43 @@ It knows chunks; the record of a timestamp inside a chunk is found by who reads 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.catalog.tables import (
-    ChunkRow,
-    PartitionRow,
-)
+from service.catalog.tables import ChunkRow, PartitionRow, SegmentRow
 from service.streams.errors import InvalidSpec, Problem
 from service.streams.topology.starts import Start, StartOffsets, StartTimestamp
 
 FirstRecords = Mapping[tuple[str, int], int]  # (source, partition) → the offset of a record
 
 
-def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: int) -> int | None:
-    """The first offset of the first chunk that holds a record of `timestamp` or later; None when none does.
+class ChunkBegin(NamedTuple):
+    """Where a chunk begins, and when it was published (ms)."""
+
+    first_offset: int
+    published_ms: int | None
+
+
+def chunk_since(s: Session, stream_id: str, partition: int, timestamp: int) -> ChunkBegin | None:
+    """The first chunk that holds a record of `timestamp` or later; None when none does.
 
     Earlier records of that chunk lie before the wanted one: the catalog knows chunks, not records.
     """
-    query = select(ChunkRow.first_offset).where(
-        ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.max_timestamp >= timestamp
+    query = (
+        select(ChunkRow.first_offset, SegmentRow.published_ms)
+        .join(SegmentRow, SegmentRow.id == ChunkRow.segment_id)
+        .where(ChunkRow.stream_id == stream_id, ChunkRow.partition == partition, ChunkRow.max_timestamp >= timestamp)
     )
-    return s.scalars(query.order_by(ChunkRow.end_offset).limit(1)).one_or_none()
+    row = s.execute(query.order_by(ChunkRow.end_offset).limit(1)).one_or_none()
+    return None if row is None else ChunkBegin(*row)
+
+
+def chunk_at_timestamp(s: Session, stream_id: str, partition: int, timestamp: int) -> int | None:
+    """The first offset of that chunk."""
+    found = chunk_since(s, stream_id, partition, timestamp)
+    return None if found is None else found.first_offset
 
 
 def start_of(

@@ -7,7 +7,7 @@ name is (the API).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
@@ -27,6 +27,24 @@ from service.catalog.tables import (
 from service.streams.errors import InternalStream, StaleTag, StreamExists, StreamInUse, UnknownStream
 
 HOUR_MS = 3_600_000
+_BOUNDS = select(
+    PartitionRow.stream_id,
+    PartitionRow.partition,
+    PartitionRow.start_offset,
+    PartitionRow.end_offset,
+    PartitionRow.records,
+    PartitionRow.bytes,
+).order_by(PartitionRow.stream_id, PartitionRow.partition)
+
+
+class PartitionBounds(NamedTuple):
+    """A partition, and how much is in it."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    records: int
+    bytes: int
 
 
 def create_stream(
@@ -89,6 +107,14 @@ def partitions_of(s: Session, stream_id: str) -> list[PartitionRow]:
     """The partitions of a stream, in order."""
     query = select(PartitionRow).where(PartitionRow.stream_id == stream_id).order_by(PartitionRow.partition)
     return list(s.scalars(query))
+
+
+def partitions_of_each(s: Session, stream_ids: Sequence[str]) -> dict[str, list[PartitionBounds]]:
+    """Stream id → its partitions, in order, of each of these streams: one query, for there may be thousands."""
+    found: dict[str, list[PartitionBounds]] = {stream_id: [] for stream_id in stream_ids}
+    for stream_id, *bounds in s.execute(_BOUNDS.where(PartitionRow.stream_id.in_(stream_ids))):
+        found[stream_id].append(PartitionBounds(*bounds))
+    return found
 
 
 def update_stream(s: Session, name: str, expected_etag: int | None = None, **changes: Any) -> StreamRow:

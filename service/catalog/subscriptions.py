@@ -116,6 +116,15 @@ class SubscriptionLag(NamedTuple):
     ms: int | None
 
 
+class FailingPush(NamedTuple):
+    """A subscription whose target does not take a record: how often that was posted, since when, and why it was not."""
+
+    subscription: str
+    attempts: int
+    since_ms: int
+    detail: str
+
+
 class PartitionState(NamedTuple):
     """A partition of a subscription as it is shown; `consumer`: its holder, where that has a lease."""
 
@@ -416,6 +425,12 @@ def list_subscriptions(s: Session, stream: str, *, limit: int, after: str | None
     return _states(s, query.where(StreamRow.id == found.id, SubscriptionRow.name.in_(names)))
 
 
+def states_of_streams(s: Session, stream_ids: Collection[str]) -> list[SubscriptionState]:
+    """The subscriptions of these streams, by name."""
+    query = _SHOWN.join(StreamRow, StreamRow.id == SubscriptionRow.stream_id)
+    return _states(s, query.where(StreamRow.id.in_(stream_ids)))
+
+
 def pushes(s: Session) -> list[Push]:
     """The subscriptions with a target."""
     columns = (SubscriptionRow.id, StreamRow.name, SubscriptionRow.name, SubscriptionRow.push_url)
@@ -435,6 +450,24 @@ def dead_stream(s: Session, stream: str, name: str) -> StreamRow:
 def subscription_lags(s: Session) -> list[SubscriptionLag]:
     """Of every subscription."""
     return [each.lag for each in _states(s, _SHOWN.join(StreamRow, StreamRow.id == SubscriptionRow.stream_id))]
+
+
+def failing_pushes(s: Session, stream_ids: Collection[str]) -> dict[str, list[FailingPush]]:
+    """By stream those whose targets do not take the next record of a partition: of each the one that waits longest."""
+    query = (
+        select(SubscriptionRow.stream_id, SubscriptionRow.name, SubscriptionPositionRow.failure)
+        .join(SubscriptionPositionRow, SubscriptionPositionRow.subscription_id == SubscriptionRow.id)
+        .where(SubscriptionRow.stream_id.in_(stream_ids), SubscriptionPositionRow.failure.is_not(None))
+        .order_by(SubscriptionRow.name, SubscriptionPositionRow.partition)
+    )
+    longest: dict[tuple[str, str], Json] = {}
+    for stream_id, name, row in s.execute(query):
+        of, failure = (stream_id, name), row or {}  # as asked, it is not null
+        longest[of] = min(longest.get(of, failure), failure, key=lambda each: each["since_ms"])
+    found: dict[str, list[FailingPush]] = {}
+    for (stream_id, name), failure in longest.items():
+        found.setdefault(stream_id, []).append(FailingPush(name, **failure))
+    return found
 
 
 def held_position(s: Session, stream_id: str, partition: int) -> int | None:

@@ -97,7 +97,9 @@ class StreamRow(CatalogTable):
 
 
 class PartitionRow(CatalogTable):
-    """Where a partition starts and ends; `bytes` and `records` count what is between. `published_ms`: when it grew."""
+    """Where a partition starts and ends; `bytes` and `records` count what is between, `appended_bytes` what ever came.
+    `published_ms`: when it grew.
+    """
 
     __tablename__ = "partitions"
 
@@ -108,6 +110,7 @@ class PartitionRow(CatalogTable):
     bytes: Mapped[int] = mapped_column(default=0)
     records: Mapped[int] = mapped_column(default=0)
     published_ms: Mapped[int | None]
+    appended_bytes: Mapped[int] = mapped_column(server_default="0", default=0)
 
 
 class SegmentRow(CatalogTable):
@@ -293,7 +296,7 @@ class JobTransitionRow(CatalogTable):
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
-    at_ms: Mapped[int]
+    at_ms: Mapped[int] = mapped_column(index=True)
     from_state: Mapped[str | None]
     to_state: Mapped[str]
     reason: Mapped[str]
@@ -343,7 +346,8 @@ class TaskRow(CatalogTable):
     last time that stream time was moved without a record; `replay`: the dropped records that it takes in again
     (`service.catalog.replays`). `spec_version`: the version of the job that its stores are of; `next_version`: the one
     that its next commit has to adopt, before anything else; `set_back_to`: the stream time (ms) that it sets the stores
-    back to with that.
+    back to with that. `taken_order`: in which order it took the records of several inputs, as far as that is in no row
+    of its own (`service.catalog.task_orders`).
     """
 
     __tablename__ = "tasks"
@@ -369,6 +373,7 @@ class TaskRow(CatalogTable):
     next_version: Mapped[int | None]
     set_back_to: Mapped[int | None]
     updated_ms: Mapped[int]
+    taken_order: Mapped[bytes | None]
 
 
 class TaskInputRow(CatalogTable):
@@ -393,7 +398,8 @@ class TaskInputRow(CatalogTable):
 
 class TaskMoveRow(CatalogTable):
     """What moved a task otherwise than by records (`service.catalog.task_moves`): the number of the commit, what it did
-    (`kind`), in front of which offset of its one input (`position`), and which version of the job its stores were of.
+    (`kind`), in front of which offset of its one input (`position`), or of each of several (`offsets`, `position` is
+    their sum), and which version of the job its stores were of.
     """
 
     __tablename__ = "task_moves"
@@ -403,6 +409,17 @@ class TaskMoveRow(CatalogTable):
     kind: Mapped[str]
     position: Mapped[int]
     spec_version: Mapped[int]
+    offsets: Mapped[list[int] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class TaskOrderRow(CatalogTable):
+    """A full part of the order in which a task took the records of several inputs (`service.catalog.task_orders`)."""
+
+    __tablename__ = "task_orders"
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    packed: Mapped[bytes]
 
 
 class NodeRow(CatalogTable):
@@ -478,7 +495,7 @@ class SlotRow(CatalogTable):
     """A resident Spark task of a job, and the node that it keeps its copies on; a new one with the same instance, job
     and index takes its place.
 
-    `executor`: the Spark executor that it runs in ("": not known).
+    `executor`: the Spark executor that it runs in ("": not known); `is_executor_lost`: it ended with that.
     """
 
     __tablename__ = "slots"
@@ -495,6 +512,7 @@ class SlotRow(CatalogTable):
     joined_ms: Mapped[int]
     gone_ms: Mapped[int | None]
     executor: Mapped[str] = mapped_column(default="")
+    is_executor_lost: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class ShareRow(CatalogTable):
@@ -518,7 +536,7 @@ class RebalanceRow(CatalogTable):
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     generation: Mapped[int]
-    at_ms: Mapped[int]
+    at_ms: Mapped[int] = mapped_column(index=True)
     reason: Mapped[str]
     moved: Mapped[Json]
     took_ms: Mapped[int | None]
@@ -538,6 +556,7 @@ class ApiKeyRow(CatalogTable):
     ephemeral: Mapped[bool] = mapped_column(default=False)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
 
 
 class SessionRow(CatalogTable):
@@ -559,3 +578,41 @@ class SignInCodeRow(CatalogTable):
     sha256: Mapped[str] = mapped_column(primary_key=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
     expires_ms: Mapped[int]
+
+
+class SampleRow(CatalogTable):
+    """The figures of all jobs and users' streams at one moment (`service.catalog.samples`): one a period of sampling,
+    written by whichever API process comes first.
+
+    `at_ms`: when exactly. `base_ms`: the sample that `content` is told against, itself where it stands alone.
+    `is_coarse`: the first of its minute, which is kept for longer than the others.
+    """
+
+    __tablename__ = "samples"
+
+    period_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at_ms: Mapped[int]
+    base_ms: Mapped[int]
+    is_coarse: Mapped[bool]
+    content: Mapped[bytes]
+
+
+class AuditRow(CatalogTable):
+    """What somebody changed: with which key (by name too: one may be forgotten), by which operation, and the outline of
+    what was sent. Ids rise with time.
+    """
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    at_ms: Mapped[int] = mapped_column(index=True)
+    key_id: Mapped[str]
+    key_name: Mapped[str]
+    role: Mapped[str]
+    operation: Mapped[str]
+    method: Mapped[str]
+    path: Mapped[str]
+    resource: Mapped[str] = mapped_column(index=True)
+    status: Mapped[int] = mapped_column(Integer)
+    request_id: Mapped[str]
+    change: Mapped[Json | None]

@@ -17,7 +17,7 @@ from service.catalog.tables import ShareRow, SlotRow
 from service.streams.errors import InstanceGone, UnknownSlot
 
 SESSION_TIMEOUT_MS: Final = 3_000
-RENEW_AFTER: Final = 3  # a lease is renewed once a third of it has elapsed
+RENEW_AFTER: Final = 4  # a lease is renewed once a fourth of it has elapsed
 LIVE, LEAVING, GONE = "live", "leaving", "gone"
 PRESENT: Final = (LIVE, LEAVING)  # instances whose slots may commit; only a live one gets new slots and tasks
 UNSEEN: Final = {"synchronize_session": False}  # the session holds no object that the statement changes

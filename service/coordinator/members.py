@@ -70,7 +70,7 @@ def join_instance(
         instance.joined_ms = at
     instance.incarnation, instance.host, instance.cores, instance.state = incarnation, host, cores, LIVE
     instance.tags, instance.spark, instance.shortage = tags or {}, spark or {}, ""
-    instance.lease_ms, instance.lease_until_ms = lease_ms, at + lease_ms
+    instance.lease_ms, instance.lease_until_ms, instance.leave_by_ms = lease_ms, at + lease_ms, None
     s.add(instance)
     s.flush()
     return instance
@@ -128,6 +128,7 @@ def leave_instance(
     else:
         end_slots(s, slots_of(s, instance_id), "the instance left")
         instance.state = GONE
+        instance.leave_by_ms = instance.leave_by_ms or now_ms(s)  # it left, it was not lost
         wake(s, JOBS)
 
 
@@ -142,7 +143,12 @@ def lose_executors(s: Session, instance_id: str, *, incarnation: str, executors:
         raise InstanceGone(instance.name)
     lost = select(SlotRow.id).where(SlotRow.instance_id == instance_id, SlotRow.state == LIVE)
     slots = s.scalars(lost.where(SlotRow.executor.in_([name for name in executors if name]))).all()
-    return end_slots(s, slots, "an executor was lost") if slots else 0
+    if not slots:
+        return 0
+    ended = end_slots(s, slots, "an executor was lost")
+    with_it = update(SlotRow).where(SlotRow.id.in_(slots), SlotRow.state == GONE)
+    s.execute(with_it.values(is_executor_lost=True), execution_options=UNSEEN)
+    return ended
 
 
 def _begin_to_leave(s: Session, instance: InstanceRow, timeout_ms: int) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-# Parts of a lease. How long a poll may wait: the next one renews a lease of which a third may be gone; since its
+# Parts of a lease. How long a poll may wait: the next one renews a lease of which a fourth may be gone; since its
 # instance has vouched for it: the next heartbeat comes after 0.4 of a lease; how old a sign of life may be.
 PATIENCE: Final = 0.4
 VOUCHED: Final = 0.6

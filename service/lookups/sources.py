@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import lmdb
 import redis
@@ -41,7 +41,9 @@ class ReplicaState(NamedTuple):
 
 
 class StoreSource(Protocol):
-    """A place where stores can be read."""
+    """A place where stores can be read. `has_indexes`: with the indexes by time that operators read."""
+
+    has_indexes: ClassVar[bool]
 
     async def state(self, store_id: str, lineage: str, partition: int) -> ReplicaState:
         """The state of a partition's replica. Raises StoreNotReadable."""
@@ -57,6 +59,8 @@ class StoreSource(Protocol):
 
 class OnDisk:
     """Replicas of nodes on this machine."""
+
+    has_indexes: ClassVar[bool] = True
 
     def __init__(self, replicas: ReplicasInPlace) -> None:
         self._replicas = replicas
@@ -92,6 +96,8 @@ _names = lru_cache(maxsize=4096)(Names)
 
 class InRedis:
     """The view."""
+
+    has_indexes: ClassVar[bool] = False
 
     def __init__(self, views: Views) -> None:
         self._views = views

@@ -17,8 +17,7 @@ from service.catalog import segments, streams
 from service.catalog.engine import Catalog
 from service.payloads.answers import as_page, rows_within
 from service.protocol import ChunkRange
-from service.reads.pages import Place
-from service.reads.places import MAX_OFFSET
+from service.reads.pages import MAX_OFFSET, Place
 from service.storage.segments import Storage, offsets_of, part_of
 from service.streams.errors import OffsetTruncated, SegmentMissing, UnknownPartition
 

@@ -1,4 +1,4 @@
-"""Pages of a stream: the records from a place on, and the place behind them.
+"""Pages of a stream: the records from a place on, or back from it, and the place behind them.
 
 It knows partitions, chunks and how much a page holds. It refuses to know who asks, how long they wait for more, and how
 records are shown (`service.payloads.answers`).
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from service.catalog import segments
@@ -22,6 +23,7 @@ from service.storage.segments import Storage, offsets_of, part_of
 from service.streams.errors import OffsetTruncated, SegmentMissing
 
 MAX_PAGE_BYTES: Final = 32 << 20
+MAX_OFFSET: Final = 2**63 - 1
 
 Place = Mapping[int, int | None]
 
@@ -70,6 +72,42 @@ def read_ranges(
         return _read_ranges(catalog, storage, stream_id, ranges)
     except SegmentMissing:
         return _read_ranges(catalog, storage, stream_id, ranges)
+
+
+def read_page_back(catalog: Catalog, storage: Storage, stream_id: str, place: Place, limit: int) -> StreamPage:
+    """Like `read_page`, from a place backwards (None: from the end): within each partition the last record comes first,
+    and `following` is the place in front of them. `at_end`: nothing that is still there lies before.
+
+    Raises UnknownPartition, SegmentUnreadable.
+    """
+    bounds = catalog.read(segments.ranges_from, stream_id, dict.fromkeys(place, MAX_OFFSET), 0)
+    ends = {at: bounds[at].end if place[at] is None else min(place[at] or 0, bounds[at].end) for at in place}
+    left = {at: max(0, ends[at] - bounds[at].start) for at in place}
+    while True:
+        shares = _shares(left, limit)
+        ranges = {at: (ends[at] - shares[at], ends[at]) for at in sorted(shares) if shares[at]}
+        page = read_ranges(catalog, storage, stream_id, ranges) if ranges else RangesPage([], {}, {})
+        short = [at for at in ranges if page.following[at] < ends[at]]
+        if not short or limit == 1:
+            break
+        limit = max(1, limit // 8)  # the last ones are what is wanted, and they did not fit
+    following = ends | {at: begin for at, (begin, _) in ranges.items() if at not in short}
+    batches = [_reversed(batch) for batch in reversed(page.batches)]
+    return StreamPage(batches, following, all(following[at] <= bounds[at].start for at in place))
+
+
+def _shares(left: Mapping[int, int], limit: int) -> dict[int, int]:
+    """How many offsets of each partition make `limit` together; what those with few leave is for the others."""
+    shares: dict[int, int] = {}
+    for at in sorted(left, key=lambda each: left[each]):
+        most = max(limit // (len(left) - len(shares)), 0 if any(shares.values()) else 1)
+        shares[at] = min(left[at], most)
+        limit -= shares[at]
+    return shares
+
+
+def _reversed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
 
 
 def _read_ranges(

@@ -20,6 +20,7 @@ import structlog
 
 from service.problems import Refusal, refusal_of
 from service.simulate.child import HEAD, PATIENCE_S, Limits
+from service.simulate.explained_job import explain_all
 from service.simulate.explanation import TaskToExplain, explain
 from service.streams.errors import ExplanationTooLarge, StreamError
 
@@ -39,7 +40,8 @@ def outcome(frames: Iterator[bytes], folder: Path, limits: Limits) -> tuple[dict
     """The answer's head (`length`, or a Refusal's members) and body, once all frames are read."""
     try:
         task = msgspec.json.decode(next(frames), type=TaskToExplain)
-        answer = orjson.dumps(explain(task, _batches(frames), folder))
+        run = explain_all if task.tasks else explain
+        answer = orjson.dumps(run(task, _batches(frames), folder))
     except StreamError as error:
         head = refusal_of(error)._asdict()
     except (MemoryError, lmdb.Error, OSError) as error:

@@ -43,7 +43,7 @@ class SimulatedTask:
         replicas = {}
         for store in sub_topology.stores():
             path = folder / store.name / str(partition)
-            replicas[store.name] = Replica.open(path, store, store.name, "simulation")
+            replicas[store.name] = Replica.open(path, store, store.name, "simulation", is_lasting=False)
             opened.callback(replicas[store.name].close)
         return cls(partition, chain, replicas)
 

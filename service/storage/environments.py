@@ -6,7 +6,7 @@ after it forked, through the one registry here. It refuses to know what is store
     <base>/<restore number>/   one life of a replica; a later life has a higher number
         lock                   flock'ed while a process has this life open; another process starts a life of its own
         open                   the machine's boot id, while it is open: pages are not synced at each write, so after a
-                               machine restart a file that was not closed is worth nothing
+                               machine restart a file that was not closed is worth nothing. Or: that it is not to last
         data.mdb, lock.mdb     LMDB
 
 LMDB reads through a map: to touch a page that a truncated file lacks is a SIGBUS, which no process survives. So the
@@ -35,6 +35,7 @@ import lmdb
 from service.streams.errors import ReplicaDamaged
 
 MAP_BYTES = 64 << 30  # address space of a sparse map, not disk
+_FOR_NOBODY_ELSE = "not lasting"  # in place of a boot id: who finds it begins a new life
 META_BYTES = 2 * os.sysconf("SC_PAGE_SIZE")  # LMDB's two meta pages, without which it can not be asked anything
 _DAMAGE = (
     lmdb.CorruptedError,
@@ -60,6 +61,7 @@ class Environment:
     entries: lmdb._Database
     expiry: lmdb._Database
     meta: lmdb._Database
+    is_lasting: bool
     holders: int = 1
     is_open: bool = True
 
@@ -97,10 +99,11 @@ _inherited: list[Environment] = []  # of the process that forked this one: never
 _guard = threading.RLock()
 
 
-def acquire(base: Path, is_wanted: IsWanted) -> Environment:
+def acquire(base: Path, is_wanted: IsWanted, *, is_lasting: bool = True) -> Environment:
     """The environment at `base`, shared where this process has it open already.
 
-    A life of it that can not be trusted, or that `is_wanted` turns down, is deleted and a new one begun.
+    A life of it that can not be trusted, or that `is_wanted` turns down, is deleted and a new one begun. One that is
+    not `is_lasting` is worth nothing to who comes later: nothing of it is synced.
     """
     with _guard:
         _set_inherited_aside()
@@ -110,7 +113,8 @@ def acquire(base: Path, is_wanted: IsWanted) -> Environment:
                 held.holders += 1
                 return held
             _close(held)
-        environment = _reopen(base, is_wanted) or _create(base)
+        environment = _reopen(base, is_wanted) if is_lasting else None
+        environment = environment or _create(base, is_lasting=is_lasting)
         _held[base] = environment
         return environment
 
@@ -129,15 +133,15 @@ def is_open_elsewhere(base: Path) -> bool:
 
 
 def release(environment: Environment) -> None:
-    """Give it back; the last holder closes it cleanly, so that it outlives a machine restart."""
+    """Give it back; the last holder closes it cleanly, so that it outlives a machine restart if it is to last."""
     if not environment.is_open or environment.pid != os.getpid():
         return
-    if environment.is_whole:  # LMDB looks at its pages to sync them
+    if environment.is_lasting and environment.is_whole:  # LMDB looks at its pages to sync them
         environment.env.sync(True)  # may take seconds, so not under the guard
     with _guard:
         environment.holders -= 1
         if environment.is_open and environment.holders == 0:
-            if environment.is_whole:
+            if environment.is_lasting and environment.is_whole:
                 environment.env.sync(True)
                 _note_clean_close(environment.folder)
             _close(environment)
@@ -195,7 +199,7 @@ def _open_trusted(base: Path, folder: Path, lock: int, is_wanted: IsWanted) -> E
     if marker not in (None, boot_id()):
         return None
     try:
-        environment = _open(base, folder, lock)
+        environment = _open(base, folder, lock, is_lasting=True)
     except (lmdb.Error, ReplicaDamaged):
         return None
     if _is_trusted(environment, is_wanted):
@@ -234,7 +238,7 @@ def _note_clean_close(folder: Path) -> None:
         _sync_folder(folder)
 
 
-def _create(base: Path) -> Environment:
+def _create(base: Path, *, is_lasting: bool) -> Environment:
     """Begin a new life, numbered after all that are there, also after those that others have open."""
     while True:
         lives = _lives(base)
@@ -246,15 +250,18 @@ def _create(base: Path) -> Environment:
         (folder / "lock").touch(exist_ok=False)
         lock = _lock(folder)
         if lock is not None:
-            return _open(base, folder, lock)
+            return _open(base, folder, lock, is_lasting=is_lasting)
 
 
-def _open(base: Path, folder: Path, lock: int) -> Environment:
+def _open(base: Path, folder: Path, lock: int, *, is_lasting: bool) -> Environment:
     """Open LMDB at `folder`, marked as open before anything is written. Raises lmdb.Error and ReplicaDamaged."""
     data = folder / "data.mdb"
     if data.exists() and data.stat().st_size < META_BYTES:
         raise ReplicaDamaged(str(folder), "its file is torn")
-    write_durably(folder / "open", boot_id())
+    if is_lasting:
+        write_durably(folder / "open", boot_id())
+    else:
+        (folder / "open").write_text(_FOR_NOBODY_ELSE)
     env = lmdb.open(
         str(folder),
         mode=0o600,
@@ -266,19 +273,22 @@ def _open(base: Path, folder: Path, lock: int) -> Environment:
     )
     handle = os.open(data, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _with_databases(base, folder, lock, handle, env)
+        return _with_databases(base, folder, lock, handle, env, is_lasting=is_lasting)
     except (lmdb.Error, ReplicaDamaged):
         env.close()
         os.close(handle)
         raise
 
 
-def _with_databases(base: Path, folder: Path, lock: int, data: int, env: lmdb.Environment) -> Environment:
+def _with_databases(
+    base: Path, folder: Path, lock: int, data: int, env: lmdb.Environment, *, is_lasting: bool
+) -> Environment:
     if os.lseek(data, 0, os.SEEK_END) < bytes_of_all_pages(env):
         raise ReplicaDamaged(str(folder), "its file is torn")
     env.reader_check()  # readers of processes that were killed would keep old pages for ever
     entries, expiry, meta = (env.open_db(name) for name in (b"entries", b"expiry", b"meta"))
-    return Environment(base, folder, lock, data, _fill_up(env, data), os.getpid(), env, entries, expiry, meta)
+    whole_bytes = _fill_up(env, data)
+    return Environment(base, folder, lock, data, whole_bytes, os.getpid(), env, entries, expiry, meta, is_lasting)
 
 
 def _lives(base: Path) -> list[Path]:

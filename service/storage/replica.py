@@ -86,11 +86,21 @@ class Replica:
         self._is_open = True
 
     @classmethod
-    def open(cls, path: Path, store: StoreSpec, store_id: str, lineage: str, end: int | None = None) -> Replica:
+    def open(
+        cls,
+        path: Path,
+        store: StoreSpec,
+        store_id: str,
+        lineage: str,
+        end: int | None = None,
+        *,
+        is_lasting: bool = True,
+    ) -> Replica:
         """Open the replica at `path`, or begin an empty one at position 0.
 
         What is there is thrown away when it is of another store or lineage, ahead of `end` (the end of its
-        changelog), unreadable, or from before a machine restart without a clean close.
+        changelog), unreadable, or from before a machine restart without a clean close. One that is not `is_lasting`
+        begins empty and is for its holder alone: opening and closing it syncs nothing.
         """
         identity = json.dumps({"format": FORMAT, "store": store_id, "lineage": lineage}).encode()
 
@@ -99,7 +109,7 @@ class Replica:
                 is_same = tx.get(IDENTITY, db=environment.meta) == identity
                 return is_same and (end is None or _position(tx, environment) <= end)
 
-        environment = environments.acquire(path, is_wanted)
+        environment = environments.acquire(path, is_wanted, is_lasting=is_lasting)
         with environment.transaction(write=True) as tx:
             tx.put(IDENTITY, identity, db=environment.meta)
         return cls(environment, store)

@@ -732,7 +732,7 @@ class KeyNotText(StreamError):
 
 
 class TooManyFilters(StreamError):
-    """As many conditions of tails are evaluated as may be at once."""
+    """As many conditions on records are evaluated as may be at once."""
 
     code = "too_many_filters"
 
@@ -741,7 +741,7 @@ class TooManyFilters(StreamError):
 
 
 class FilterFailed(StreamError):
-    """The condition of a tail was not evaluated within its bounds."""
+    """A condition on records was not evaluated within its bounds."""
 
     code = "filter_failed"
 

@@ -1,7 +1,11 @@
-"""Two API processes of one catalog, killed and restarted under load: their members go over, and nobody loses a task."""
+"""Two API processes of one catalog, killed, restarted or stopped (SIGSTOP) under load: their members go over, and
+no task is lost to anybody.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,6 +26,7 @@ from tests.forkserver import ForkServer
 
 PARTITIONS = 4
 LEASE_MS = 5_000
+GONE_OVER_S = 12.0  # a half of a lease, what a stopped transaction may hold, and a rebalance; on a machine that is busy
 START_MS = 1_700_000_000_000
 ENVIRONMENT = {"MILLRACE_LEASE_MS": str(LEASE_MS), "MILLRACE_API_KEY": "the-same-for-both-processes"}
 
@@ -86,21 +91,29 @@ def is_shared(api: Running) -> bool:
     return loads == [1] * PARTITIONS and not (group["moving"] or group["probing"])
 
 
-def test_members_go_from_one_process_to_the_other_and_no_task_moves(
-    apis: list[Running], tmp_path: Path, postgres_url: str, forks: ForkServer
-) -> None:
-    (one, two), load = apis, Load()
+@contextmanager
+def two_members(apis: list[Running], folder: Path, forks: ForkServer) -> Iterator[None]:
+    """Who know both processes and ask the first, with a job whose tasks they share."""
+    one, two = apis
     make_stream(one, "clicks", PARTITIONS)
     with ExitStack() as ends:
-        (tmp_path / "nodes").mkdir()
+        (folder / "nodes").mkdir()
         for name in ("here", "there"):
             key = one.call("POST", "/v1/tokens", json={"role": "instance", "name": name})["key"]
-            process = sparkless.start(forks, f"{one.url},{two.url}", key, tmp_path / "nodes" / name, name)
+            process = sparkless.start(forks, f"{one.url},{two.url}", key, folder / "nodes" / name, name)
             ends.callback(process.wait, 30)
             ends.callback(process.kill)
         wait_until(lambda: len(one.call("GET", "/v1/instances")["items"]) == 2, PATIENCE_S, "both members")
         one.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
         wait_until(lambda: is_shared(one), PATIENCE_S, "a task for each slot")
+        yield
+
+
+def test_members_go_from_one_process_to_the_other_and_no_task_moves(
+    apis: list[Running], tmp_path: Path, postgres_url: str, forks: ForkServer
+) -> None:
+    (one, two), load = apis, Load()
+    with two_members(apis, tmp_path, forks):
         before = group_of(one)
 
         with load.through(two) as beats:  # killed
@@ -128,3 +141,34 @@ def test_members_go_from_one_process_to_the_other_and_no_task_moves(
         assert group_of(two) == before
         right = expected(load.records, PARTITIONS, **ONCE_AN_HOUR)
         assert contents(two, "once-out", PARTITIONS) == right
+
+
+def test_members_leave_a_process_that_hangs_and_it_harms_nobody_when_it_goes_on(
+    apis: list[Running], tmp_path: Path, forks: ForkServer
+) -> None:
+    """It accepts connections, and answers none: what it was asked lies in its sockets until it goes on."""
+    (one, two), load = apis, Load()
+    with two_members(apis, tmp_path, forks):
+        with load.through(two) as beats:
+            beats.wait_for_results(2)
+            since_s = time.time()
+            os.kill(one.process.pid, signal.SIGSTOP)
+            try:
+                wait_for_commits(beats, since_s)
+                took_s = time.time() - since_s
+                wait_until(lambda: is_shared(two), PATIENCE_S, "a task for each slot")
+                until_s = time.time() + LEASE_MS / 1000  # whatever it knows of leases is over by then
+                while time.time() < until_s:
+                    wait_for_commits(beats, time.time())
+                meanwhile = group_of(two)
+            finally:
+                os.kill(one.process.pid, signal.SIGCONT)
+            one.call("GET", "/healthz")
+            wait_for_commits(beats, time.time())
+        with load.through(one) as beats:  # which looks at leases again, and is asked
+            wait_for_commits(beats, time.time())
+        caught_up(one, "once")
+        assert group_of(one) == group_of(two) == meanwhile
+        right = expected(load.records, PARTITIONS, **ONCE_AN_HOUR)
+        assert contents(two, "once-out", PARTITIONS) == right
+    assert took_s < GONE_OVER_S, took_s

@@ -22,6 +22,7 @@ READS = [
     ("/v1/jobs/{job}", "/v1/jobs/copy"),
     ("/v1/jobs/{job}/tasks", "/v1/jobs/copy/tasks"),
     ("/v1/jobs/{job}/metrics", "/v1/jobs/copy/metrics"),
+    ("/v1/jobs/{job}/time", "/v1/jobs/copy/time"),
     ("/v1/jobs/{job}/errors", "/v1/jobs/copy/errors"),
     ("/v1/jobs/{job}/dropped", "/v1/jobs/copy/dropped"),
     ("/v1/jobs/{job}/history", "/v1/jobs/copy/history"),

@@ -45,6 +45,8 @@ ROUTES = [
     ("GET", "/v1/tokens", None, {"admin"}),
     ("POST", "/v1/tokens", {"role": "reader"}, {"admin"}),
     ("DELETE", "/v1/tokens/x", None, {"admin"}),
+    ("GET", "/v1/audit", None, {"admin"}),
+    ("POST", "/v1/instances/x:drain", None, {"admin"}),
     ("POST", "/v1/instances/x:heartbeat", {"incarnation": "1"}, {"instance", "admin"}),
     ("POST", "/v1/instances/x:leave", {"incarnation": "1"}, {"instance", "admin"}),
     ("POST", "/v1/instances/x/slots", {"slot": "s", "job": "j", "index": 0}, {"instance", "admin"}),

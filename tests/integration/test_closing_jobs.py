@@ -117,8 +117,9 @@ def test_a_later_record_for_what_was_closed_is_dropped_and_says_so(world: World)
     counted = world.call("GET", f"/v1/jobs/{job}/metrics")
     assert counted["dropped"] == {"visits": {"closed_idle": 1}}
     assert counted["counters"]["advances"]["idle"] == 2
+    missed = {"records": 1, "max_ms": 1, "average_ms": 1.0, "below": [{"ms": 2, "records": 1}]}
     assert world.call("GET", f"/v1/jobs/{job}/dropped") == {
-        "items": [{"operator": "visits", "reason": "closed_idle", "records": 1}],
+        "items": [{"operator": "visits", "reason": "closed_idle", "records": 1, "missed": missed}],
         "next": None,
         "stream": f"{job}-dropped",
     }

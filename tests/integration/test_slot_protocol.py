@@ -473,6 +473,31 @@ def test_slots_of_a_lost_executor_are_gone_at_once(member: Member) -> None:
     assert member.ask(":poll", {"timeout_ms": 0}).status_code == 200
 
 
+def test_an_executor_that_was_lost_is_shown_with_its_slots_and_whether_they_are_back(member: Member) -> None:
+    def lost() -> list[Json]:
+        instance = member.admin.get(f"/v1/instances/{member.instance}").raise_for_status().json()
+        found: list[Json] = instance["lost_executors"]
+        assert all(each.pop("lost_at") for each in found)
+        return found
+
+    def join(index: int, executor: str) -> None:
+        body = {"slot": uuid4().hex, "job": member.job["id"], "index": index, "executor": executor}
+        member.http.post(f"/v1/instances/{member.instance}/slots", json=body).raise_for_status()
+
+    for index in (1, 2):
+        join(index, "7")
+    assert lost() == []
+    lose = {"incarnation": "1", "executors": ["7"]}
+    member.http.post(f"/v1/instances/{member.instance}:lost-executors", json=lose).raise_for_status()
+    assert lost() == [{"executor": "7", "slots": 2, "back": 0}]
+    join(1, "8")
+    assert lost() == [{"executor": "7", "slots": 2, "back": 1}]
+    join(2, "8")
+    assert lost() == [{"executor": "7", "slots": 2, "back": 2}]
+    member.admin.post("/v1/jobs/copy:stop").raise_for_status()
+    assert lost() == []  # nobody waits for them
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

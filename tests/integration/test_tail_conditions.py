@@ -124,7 +124,11 @@ def test_who_is_sent_nothing_of_a_busy_stream_hears_where_it_stands(
     producing.start()
     try:
         with tail(service, stream, **query) as found:
-            heard = [next(found) for _ in range(3)]
+            heard = [next(found)]
+            while len(heard) < 3:  # a condition's process may take longer to start than heartbeats are apart
+                following = next(found)
+                if following.id != heard[-1].id:
+                    heard.append(following)
     finally:
         is_over.set()
         producing.join()

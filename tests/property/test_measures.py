@@ -115,15 +115,25 @@ operators = (
 
 
 @given(operators, strategies.records, strategies.batch_sizes)
-def test_lateness_and_drops_are_the_same_however_a_chain_is_cut(operator, records, sizes):
+def test_lateness_drops_and_flow_are_the_same_however_a_chain_is_cut(operator, records, sizes):
     chain = [operator, {"op": "suppress", "name": "s", "until": "time_limit", "time_limit_ms": 3}]
     whole, parts = Task(job(chain), on_error="drop"), Task(job(chain), on_error="drop")
     reference = whole.run(batch_of(records))
-    found, dropped, at = {}, {}, 0
+    found, dropped, flow, at = {}, {}, {}, 0
     for part in parts_of(records, sizes):
         result = parts.run(batch_of(part, at))
         at += len(part)
         found = measures.after(found, result.measures)
         dropped = measures.after(dropped, counted(result.dropped))
+        flow = measures.after(flow, went_through(result))
     assert found == reference.measures
     assert dropped == counted(reference.dropped)
+    assert flow == went_through(reference)
+    if records:
+        assert flow["a"]["in"] == len(records)
+        given_on = {name: flow.get(name, {"in": 0, "out": 0}) for name in ("s", "sink-0")}
+        assert (given_on["s"]["in"], given_on["sink-0"]["in"]) == (flow["a"]["out"], given_on["s"]["out"])
+
+
+def went_through(result):
+    return {name: {"in": flow.records_in, "out": flow.records_out} for name, flow in result.flow.items()}

@@ -86,7 +86,11 @@ class AttachedGroup:
         return expected(self.posted, PARTITIONS, **ONCE_AN_HOUR)
 
     def settle(self) -> None:
-        """Wait until the group is whole."""
+        """Wait until the group is whole, with the processes that were started last: the coordinator may not have missed
+        one yet that was just killed.
+        """
+        for name in self.names:
+            self.wait_for_slot(name)
         wait_until(self._is_whole, PATIENCE_S, f"all of {self.names} as they were", every_s=LOOK_EVERY_S)
 
     def wait_for_slot(self, name: str) -> None:

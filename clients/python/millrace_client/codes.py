@@ -378,6 +378,13 @@ class InvalidKey(UnprocessableError):
     http_status = 422
 
 
+class InvalidTopic(UnprocessableError):
+    """A topic of `/v1/events` is no resource that can be followed, or they are too many."""
+
+    code = "invalid_topic"
+    http_status = 422
+
+
 class IdempotencyConflict(UnprocessableError):
     """The `Idempotency-Key` was used with another body."""
 
@@ -392,6 +399,13 @@ class KeyNotText(UnprocessableError):
     http_status = 422
 
 
+class FilterFailed(UnprocessableError):
+    """A condition (`where`) was not evaluated within its bounds (time, memory), or its process ended."""
+
+    code = "filter_failed"
+    http_status = 422
+
+
 class PreconditionRequired(PreconditionError):
     """A change without `If-Match`."""
 
@@ -400,9 +414,16 @@ class PreconditionRequired(PreconditionError):
 
 
 class TooManyFilters(TooManyRequestsError):
-    """Tails have as many different conditions as may be evaluated at once."""
+    """Tails and searches have as many different conditions as may be evaluated at once."""
 
     code = "too_many_filters"
+    http_status = 429
+
+
+class TooManyEventStreams(TooManyRequestsError):
+    """The key follows `/v1/events` as often as it may, or all follow as many topics."""
+
+    code = "too_many_event_streams"
     http_status = 429
 
 
@@ -488,13 +509,6 @@ class Unavailable(UnavailableError):
 
     code = "unavailable"
     http_status = 503
-
-
-class FilterFailed(UnprocessableError):
-    """Its condition was not evaluated within its bounds (time, memory), or its process ended."""
-
-    code = "filter_failed"
-    http_status = 422
 
 
 class ExpressionFailed(UnprocessableError):
@@ -626,10 +640,13 @@ BY_CODE: dict[str, type[ApiError]] = {
     "invalid_cursor": InvalidCursor,
     "invalid_position": InvalidPosition,
     "invalid_key": InvalidKey,
+    "invalid_topic": InvalidTopic,
     "idempotency_conflict": IdempotencyConflict,
     "key_not_text": KeyNotText,
+    "filter_failed": FilterFailed,
     "precondition_required": PreconditionRequired,
     "too_many_filters": TooManyFilters,
+    "too_many_event_streams": TooManyEventStreams,
     "simulations_busy": SimulationsBusy,
     "ingest_buffer_full": IngestBufferFull,
     "internal_error": InternalError,
@@ -642,7 +659,6 @@ BY_CODE: dict[str, type[ApiError]] = {
     "too_many_connections": TooManyConnections,
     "draining": Draining,
     "unavailable": Unavailable,
-    "filter_failed": FilterFailed,
     "expression_failed": ExpressionFailed,
     "integer_overflow": IntegerOverflow,
     "aggregate_too_large": AggregateTooLarge,

@@ -51,10 +51,13 @@ export const STATUS_OF_CODE = {
   invalid_cursor: 422, // it is not of this stream, store or catalog; not in that encoding
   invalid_position: 422, // it is not of this stream, store or catalog; not in that encoding
   invalid_key: 422, // it is not of this stream, store or catalog; not in that encoding
+  invalid_topic: 422, // a topic of `/v1/events` is no resource that can be followed, or they are too many
   idempotency_conflict: 422, // the `Idempotency-Key` was used with another body
   key_not_text: 422, // a key's bytes are not UTF-8
+  filter_failed: 422, // a condition (`where`) was not evaluated within its bounds (time, memory), or its process ended
   precondition_required: 428, // a change without `If-Match`
-  too_many_filters: 429, // tails have as many different conditions as may be evaluated at once
+  too_many_filters: 429, // tails and searches have as many different conditions as may be evaluated at once
+  too_many_event_streams: 429, // the key follows `/v1/events` as often as it may, or all follow as many topics
   simulations_busy: 429, // as many simulations run as may at once
   ingest_buffer_full: 429, // too much waits to be stored
   internal_error: 500, // a fault of the service; it was logged
@@ -67,7 +70,6 @@ export const STATUS_OF_CODE = {
   too_many_connections: 503, // `MILLRACE_MAX_CONNECTIONS` are open, and on each somebody waits for an answer
   draining: 503, // the process is about to stop, or is not up yet
   unavailable: 503, // the process is about to stop, or is not up yet
-  filter_failed: 422, // its condition was not evaluated within its bounds (time, memory), or its process ended
   expression_failed: 422, // an expression failed on a record, or took too long
   integer_overflow: 422, // a sum of integers passes 64 bits
   aggregate_too_large: 422, // the value of an aggregate passes 1 MiB

@@ -9,7 +9,7 @@ const api = operationsOf({ url, key });
 
 for await (const line of createInterface({ input: process.stdin })) {
   const [method, path, init] = JSON.parse(line);
-  const isText = path === "/metrics" || path.endsWith("/tail") || path.endsWith("/export");
+  const isText = path === "/metrics" || path.endsWith("/tail") || path.endsWith("/events") || path.endsWith("/export");
   const { data, error, response } = await api.request(method, path, isText ? { ...init, parseAs: "text" } : init);
   const answer = [response.status, data ?? error ?? null, response.headers.get("ETag") ?? ""];
   process.stdout.write(`${JSON.stringify(answer)}\n`);

@@ -5,10 +5,14 @@ be in the end? And which copies are kept and built now, on the way there?
 
 The rule of the way: **no caught-up standby goes before its successor is caught up.** What is built meanwhile is a
 warm-up, and there are `max_warmup_replicas` of them, those that running tasks wait for first, the nearest of these
-first; so what is begun is finished. Two things need no warm-up: a standby that is missing anyway is built where one
-will be in the end, and a copy that is nearly there takes its place at once, which frees its warm-up for the next.
-Only once every task runs where it should, and all that is left is standbys to be made even, do they move at once:
-it is over sooner, and a group that is not otherwise in motion risks least by it.
+first; so what is begun is finished. Copies that only make standbys even begin once all tasks but one are where they
+should be: what happens next may want them elsewhere. Two things need no warm-up: a standby that is missing anyway is
+built where one will be in the end, and a copy that is nearly there takes its place at once, which frees its warm-up for
+the next. Only once every task runs where it should, and all that is left is standbys to be made even, do they move at
+once: it is over sooner, and a group that is not otherwise in motion risks least by it.
+
+While a group is in motion, warm-ups that nothing waits for keep copies that moves left behind: if their task's node is
+lost next, it goes on there.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ _HERE, _SCATTER, _HAND_OVER, _CATCH_UP, _LENGTH = 0, 100, 20_000, 120_000, 1_000
 # A log whose length nobody says is at least this many times what is acceptable, and as long as the longest lag.
 _LOG_IN_ACCEPTABLE_LAGS: Final = 100
 _NEAR: Final = 0.5  # of the length of a log: so far behind, a copy is nearly there
+_LEFT_BEHIND: Final = 0.125  # of the length of a log: so far behind, a copy costs little to keep
+_LAST_MOVES: Final = 1  # with so many tasks out of place, copies that make standbys even are begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,7 @@ def _scattered(targets: Table, nodes: int) -> Table:
     turns = np.empty(len(targets), np.int64)
     turns[order] = np.arange(len(targets)) - np.searchsorted(targets[order], targets[order])
     others = (np.arange(nodes) - targets[:, None] - 1) % nodes  # counted from the node behind the task's own
-    table: Table = (others - turns[:, None]) % (nodes - 1) * _SCATTER // nodes
+    table: Table = (others - turns[:, None] - targets[:, None]) % (nodes - 1) * _SCATTER // nodes
     return table
 
 
@@ -172,18 +178,39 @@ def _copies(s: _Situation, targets: Table, active: Table, final: NDArray[np.bool
     behind, rows = s.behind, range(len(s.tasks))
     plans = [_plan(s, behind[row], row, int(targets[row]), int(active[row]), final[row]) for row in rows]
     queue = sorted((node != targets[row], behind[row, node], row, node) for row in rows for node in plans[row].waiting)
-    is_in_place = bool((active == targets).all())
+    moves = int((active != targets).sum())
     warm_ups = s.settings.max_warmup_replicas
-    for *_, row, node in queue:
+    for is_for_evenness, lag, row, node in queue:
         plan = plans[row]
-        if warm_ups > 0:
+        is_early = is_for_evenness and moves > _LAST_MOVES and lag >= s.length
+        if warm_ups > 0 and not is_early:
             warm_ups -= 1
             plan.warm_ups.append(node)
-        elif is_in_place and plan.passing:
+        elif not moves and plan.passing:
             plan.kept.remove(plan.passing.pop())
             plan.kept.append(node)
-    probing = not is_in_place or bool(queue) or any(plan.passing for plan in plans)
+    probing = moves > 0 or bool(queue) or any(plan.passing for plan in plans)
+    if probing:
+        for row, node in _left_behind(s, plans, active)[:warm_ups]:
+            plans[row].warm_ups.append(node)
     return [[*plan.kept, *plan.warm_ups] for plan in plans], probing
+
+
+def _left_behind(s: _Situation, plans: Sequence[_Plan], active: Table) -> list[tuple[int, int]]:
+    """(task, node) of copies that are worth keeping, one a task: where it has standbys those that cost nothing, where
+    it has none the farthest behind first, for that one is deleted next.
+    """
+    most = s.settings.acceptable_recovery_lag
+    if not _wanted(s):
+        most = max(most, int(_LEFT_BEHIND * s.length))
+    found = {}
+    for row, plan in enumerate(plans):
+        nodes = np.flatnonzero((s.lags[row] != ABSENT) & (s.lags[row] <= most) & s.is_open).tolist()
+        lags = {node: int(s.lags[row, node]) for node in nodes if node not in {*plan.kept, *plan.warm_ups, active[row]}}
+        if lags:
+            node = max(lags, key=lambda node: (lags[node], -node))
+            found[row] = (-lags[node], row, node)
+    return [(row, node) for _, row, node in sorted(found.values())]
 
 
 @dataclass(slots=True)

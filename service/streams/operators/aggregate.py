@@ -174,7 +174,10 @@ class AggregateSpec(StatefulSpec):
         window = spec.get("window")
         has_stamps = window is None or window["type"] != "session"
         values = StoredResults(name, specs, has_stamps=has_stamps, layouts=store.layouts)
-        return Form((Table(values),)) if window is None else form_of_windows(window, store.interval_ms, values)
+        if window is None:
+            return Form((Table(values),))
+        is_emitted = spec.get("emit") == "on_window_close"
+        return form_of_windows(window, store.interval_ms, values, is_emitted=is_emitted)
 
     @field_validator("aggregates")
     @classmethod

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from service.streams import clock, measures
-from service.streams.clock import END_OF_TIME, NOT_STARTED
+from service.streams.clock import END_OF_TIME, NOT_STARTED, saturated
 from service.streams.expressions import Expression
 from service.streams.inputs import Origins
 from service.streams.kernels import deduplicate as kernel
@@ -30,7 +30,7 @@ from service.streams.operators.step import OnError, Step, evaluate_for
 from service.streams.operators.upstream import PLAIN, Upstream
 from service.streams.records import Dropped, StateReader, StoreSpec
 from service.streams.stores.families import Hashed, Identities, Pairs
-from service.streams.stores.reading import Form
+from service.streams.stores.reading import Form, Rule
 
 Int64s = npt.NDArray[np.int64]
 Identified = tuple[npt.NDArray[np.int32], pa.Array]  # dense id per record (-1 = none), identity per id
@@ -62,7 +62,12 @@ class AnyDeduplicateSpec(StatefulSpec):
     def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
         """Identities; those that are too long lie under their hash."""
         kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
-        return Form((Identities(kept_ms), Hashed(kept_ms, is_key=True)))
+        return Form((Identities(kept_ms), Hashed(kept_ms, is_key=True)), rule=_remembered(kept_ms))
+
+
+def _remembered(kept_ms: int) -> Rule:
+    """Exactly the interval later it is a duplicate still."""
+    return Rule("identity", saturated(kept_ms, 1))
 
 
 @operator
@@ -83,7 +88,7 @@ class DeduplicateByKeyValueSpec(AnyDeduplicateSpec):
     def form(cls, name: str, spec: Mapping[str, Any], upstream: Upstream, store: StoreSpec) -> Form:
         """Pairs, under their key."""
         kept_ms = END_OF_TIME if store.interval_ms is None else store.interval_ms
-        return Form((Pairs(kept_ms), Hashed(kept_ms, is_key=False)))
+        return Form((Pairs(kept_ms), Hashed(kept_ms, is_key=False)), rule=_remembered(kept_ms))
 
 
 @operator

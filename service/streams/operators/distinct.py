@@ -114,6 +114,10 @@ class _Stamps:
         counts, starts, ends = found.counts.tolist(), found.starts.tolist(), found.ends.tolist()
         return PackedSessions(counts, starts, ends, stamps, [None] * len(stamps))
 
+    def spans(self, packed: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+        found = _ENTRIES.unpack_sessions(list(packed))
+        return found.starts, found.ends
+
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:

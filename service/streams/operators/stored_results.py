@@ -17,7 +17,7 @@ from service.streams.operators.former_layouts import Layout
 from service.streams.operators.function_columns import FunctionColumns
 from service.streams.operators.functions import FunctionSpec
 from service.streams.operators.missing import BITS
-from service.streams.stores.families import PackedSessions, Texts
+from service.streams.stores.families import Int64s, PackedSessions, Texts
 
 FEW: Final = 16
 _FORMATS: Final = {"<i8": "q", "<f8": "d", "?": "?"}
@@ -52,6 +52,10 @@ class StoredResults:
         return PackedSessions(
             found.counts.tolist(), found.starts.tolist(), ends, *self._by_columns(found.columns, ends)
         )
+
+    def spans(self, packed: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+        found = self._columns.codec.unpack_sessions(list(packed))
+        return found.starts, found.ends
 
     def _by_columns(self, columns: list[Any], ends: list[int]) -> tuple[list[int], Texts]:
         results = self._columns.results(self._columns.state(columns))

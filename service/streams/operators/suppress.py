@@ -31,7 +31,7 @@ from service.streams.operators.upstream import Upstream
 from service.streams.records import TASK_SCHEMA, StateReader, StoreSpec, empty
 from service.streams.samples import LATENESS, Count, Level, Measure, Spread
 from service.streams.stores.families import Buffer
-from service.streams.stores.reading import Form
+from service.streams.stores.reading import Form, Rule
 
 _FIRST_HEADS: Final = 256  # entries that are not due and loaded all the same, where bounds may evict them
 _MOST_AT_ONCE: Final = 64 << 20  # bytes of stored entries that leave in one step
@@ -168,7 +168,9 @@ class SuppressSpec(StatefulSpec):
         kind = upstream.window_type
         delay_ms = upstream.closing_delay_ms if kind else None
         is_end_inclusive, is_session = kind in ("session", "sliding"), kind == "session"
-        return Form((Buffer(delay_ms, is_session=is_session),), is_end_inclusive, is_session=is_session)
+        wait_ms = _wait_ms(spec["until"], spec.get("time_limit_ms"), upstream)
+        rule = Rule("buffered", wait_ms, is_emitted=True, index_lag_ms=0)
+        return Form((Buffer(delay_ms, is_session=is_session),), is_end_inclusive, is_session=is_session, rule=rule)
 
     @field_validator("time_limit_ms")
     @classmethod
@@ -199,10 +201,7 @@ class Suppress:
         self.at_once = spec.buffer.at_once if at_once is None else at_once
         self.is_final = spec.until == "window_closes"
         self.is_session = upstream.window_type == "session"
-        wait_ms = upstream.closing_delay_ms if self.is_final else (spec.time_limit_ms or 0)
-        # A window whose end is inclusive may still change when stream time is exactly the wait past its end.
-        is_end_inclusive = self.is_final and upstream.window_type in ("session", "sliding")
-        self.wait_ms = min(wait_ms + is_end_inclusive, MAX_INT64)
+        self.wait_ms = _wait_ms(spec.until, spec.time_limit_ms, upstream)
 
     def process(self, rows: pa.RecordBatch, state: StateReader, origins: Origins) -> Step:
         """The updates whose time has come, or that a full buffer pushes out, in the order in which they leave.
@@ -277,3 +276,12 @@ class Suppress:
         records, size = flow.totals.tolist()
         ordinal = rows.column("ordinal")[row].as_py() if row < rows.num_rows else None
         raise SuppressionFull(self.name, ordinal, records, self.buffer.max_records, size, self.buffer.max_bytes)
+
+
+def _wait_ms(until: str, time_limit_ms: int | None, upstream: Upstream) -> int:
+    """From the buffer time of an update until it leaves."""
+    if until != "window_closes":
+        return time_limit_ms or 0
+    # A window whose end is inclusive may still change when stream time is exactly the wait past its end.
+    is_end_inclusive = upstream.window_type in ("session", "sliding")
+    return min(upstream.closing_delay_ms + is_end_inclusive, MAX_INT64)

@@ -19,7 +19,7 @@ from service.streams.errors import Problem
 from service.streams.operators.fields import MAX_INT64, Duration, Spec, problem
 from service.streams.records import Handover, StoreType
 from service.streams.stores.families import PackedSessionFamily, Sessions, Values, Windows, WindowTimes
-from service.streams.stores.reading import Form
+from service.streams.stores.reading import Form, Rule
 
 DEFAULT_RETENTION_MS: Final = 24 * 60 * 60 * 1000
 MAX_OVERLAP: Final = 1000  # hopping windows that one record may fall into
@@ -155,15 +155,23 @@ def store_type(window: TimeWindow | SlidingWindow | SessionWindow | None) -> Sto
             return "window"
 
 
-def form_of_windows(window: Mapping[str, Any], kept_ms: int | None, values: Values) -> Form:
-    """How a store is read that has such windows (their JSON), each kept for so long."""
+def form_of_windows(
+    window: Mapping[str, Any], kept_ms: int | None, values: Values, *, is_emitted: bool = False
+) -> Form:
+    """How a store is read that has such windows (their JSON), each kept for so long. `is_emitted`: those that are to
+    come out when they close are in an index.
+    """
     parsed = _WINDOW.validate_python(window)
     length_ms = getattr(parsed, "size_ms", 0) or getattr(parsed, "time_difference_ms", 0)
     times = WindowTimes(length_ms, closing_delay_ms(parsed), END_OF_TIME if kept_ms is None else kept_ms)
     if isinstance(parsed, SessionWindow):
         families = (Sessions(times, values), PackedSessionFamily(times, values))
-        return Form(families, is_end_inclusive=True, is_session=True)
-    return Form((Windows(times, values),), is_end_inclusive=isinstance(parsed, SlidingWindow))
+        rule = Rule("session", saturated(times.delay_ms, 1), is_emitted)
+        return Form(families, is_end_inclusive=True, is_session=True, rule=rule)
+    is_end_inclusive = isinstance(parsed, SlidingWindow)
+    delay_ms = saturated(times.delay_ms, is_end_inclusive)
+    rule = Rule("window", delay_ms, is_emitted, length_ms, length_ms if is_emitted else None)
+    return Form((Windows(times, values),), is_end_inclusive=is_end_inclusive, rule=rule)
 
 
 _WINDOW: TypeAdapter[Any] = TypeAdapter(WindowSpec)

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from service.streams.clock import END_OF_TIME, saturated
 from service.streams.layouts import buffers, identities, store_keys
-from service.streams.stores.reading import Entry, Query, Span
+from service.streams.stores.reading import Entry, Moments, Query, Span
 
 Entries = Sequence[tuple[bytes, bytes]]
 Texts = Sequence[str | None]
+Int64s = npt.NDArray[np.int64]
 
 _PAST_ALL: Final = b"\xff" * 17  # beyond whatever follows a key in its ordered form
 _MAX_BOUND: Final = 480  # bytes: store keys are shorter, and LMDB does not look for much longer ones
@@ -46,6 +49,9 @@ class Values(Protocol):
     def sessions(self, packed: Sequence[bytes]) -> PackedSessions:
         """Of packed sessions."""
 
+    def spans(self, packed: Sequence[bytes]) -> tuple[Int64s, Int64s]:
+        """Starts and ends of packed sessions, without what they hold."""
+
 
 # ---------------------------------------------------------------- families whose places are what follows a prefix
 
@@ -69,6 +75,9 @@ class _Family:
 
     def reach(self, key: bytes, *, reverse: bool) -> bytes:
         return key[1:]
+
+    def ahead(self, key: bytes, time: int) -> bytes:
+        return key + b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,14 @@ class Windows(_Family):
             for place, (key, start), stamp, text in zip(places, split, stamps, texts, strict=True)
         ]
 
+    def moments(self, entries: Entries) -> Moments:
+        starts = _last_numbers(entries, 1)[:, 0]
+        return Moments(_later(starts, self._times.length_ms), starts)
+
+    def ahead(self, key: bytes, time: int) -> bytes:
+        first = key[:-8] + max(time - self._times.length_ms, 0).to_bytes(8)
+        return max(first, key + b"\0")
+
 
 class Sessions(_Family):
     """ "s" key end start"""
@@ -143,6 +160,13 @@ class Sessions(_Family):
             made(place, key, start, end, stamp, text)
             for place, (key, _), (end, start), stamp, text in zip(places, split, spans, stamps, texts, strict=True)
         ]
+
+    def moments(self, entries: Entries) -> Moments:
+        ends = _last_numbers(entries, 2)[:, 0]
+        return Moments(ends, ends)
+
+    def ahead(self, key: bytes, time: int) -> bytes:
+        return max(key[:-16] + max(time, 0).to_bytes(8), key + b"\0")
 
 
 class PackedSessionFamily(_Family):
@@ -171,6 +195,10 @@ class PackedSessionFamily(_Family):
             for (ordered, key), start, end, stamp, text in zip(each, *packed[1:], strict=True)
         ]
 
+    def moments(self, entries: Entries) -> Moments:
+        ends = self._values.spans([value for _, value in entries])[1]
+        return Moments(ends, ends)
+
 
 class Table(_Family):
     """ "k" key: the aggregate of a key"""
@@ -188,6 +216,10 @@ class Table(_Family):
             Entry(place, store_keys.split_one(place)[0], None, text, stamp, None, END_OF_TIME)
             for place, stamp, text in zip(places, stamps, texts, strict=True)
         ]
+
+    def moments(self, entries: Entries) -> Moments:
+        never = np.full(len(entries), END_OF_TIME)
+        return Moments(never, never)
 
 
 class Buffer(_Family):
@@ -209,6 +241,10 @@ class Buffer(_Family):
             for window in [None if start is None else (start, end)]
         ]
 
+    def moments(self, entries: Entries) -> Moments:
+        times, _ = buffers.times_and_sizes([value for _, value in entries])
+        return Moments(times, times)
+
     def _closes_at(self, window: tuple[int, int] | None) -> int | None:
         return None if window is None or self._delay_ms is None else saturated(window[1], self._delay_ms)
 
@@ -221,6 +257,16 @@ def _bound(key: bytes) -> bytes:
 
 def _next(prefix: bytes) -> bytes:
     return bytes([prefix[0] + 1])
+
+
+def _last_numbers(entries: Entries, count: int) -> Int64s:
+    """The last so many numbers in the keys of entries, a row each."""
+    packed = b"".join([key[-8 * count :] for key, _ in entries])
+    return np.frombuffer(packed, ">i8").astype(np.int64).reshape(-1, count)
+
+
+def _later(times: Int64s, by_ms: int) -> Int64s:
+    return np.minimum(times, END_OF_TIME - by_ms) + by_ms
 
 
 # ---------------------------------------------------------------- identities of deduplicate
@@ -244,6 +290,10 @@ class Identities(_Family):
     def read(self, entries: Entries) -> list[Entry]:
         stamps = identities.unpack_entries([value for _, value in entries])[0].tolist()
         return [self._entry(key[1:], stamp) for (key, _), stamp in zip(entries, stamps, strict=True)]
+
+    def moments(self, entries: Entries) -> Moments:
+        stamps = identities.unpack_entries([value for _, value in entries])[0]
+        return Moments(stamps, stamps)
 
     def _entry(self, within: bytes, stamp: int) -> Entry:
         return Entry(within, within, None, None, stamp, None, saturated(stamp, self._kept_ms))

@@ -21,13 +21,17 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from service.streams.clock import END_OF_TIME
 from service.streams.layouts import reserved
 from service.streams.records import StateReader
 
 T = TypeVar("T")
+Int64s = npt.NDArray[np.int64]
 
 _WITHIN: Final = attrgetter("within")
 MAX_SCANNED: Final = 5_000  # entries that one page looks at; what it has then it gives, with where to go on
@@ -140,6 +144,29 @@ class Query(NamedTuple):
         return self.from_time > 0 or self.to_time < END_OF_TIME
 
 
+class Moments(NamedTuple):
+    """Of entries, all in ms: the times from which it is counted until each is over (of a window its end), and what each
+    lives by, where it does not live for ever.
+    """
+
+    times: Int64s
+    own: Int64s
+
+
+class Rule(NamedTuple):
+    """When what is in a store is over: at the stream time `delay_ms` after an entry's time (`Moments`), and what it is.
+
+    `is_emitted`: it comes out then. `length_ms`: how long its windows are, where all are as long. `index_lag_ms`: the
+    store has an index of all entries that are not over, by that much less than their time; None: it has none.
+    """
+
+    what: Literal["window", "session", "buffered", "identity"]
+    delay_ms: int
+    is_emitted: bool = False
+    length_ms: int | None = None
+    index_lag_ms: int | None = None
+
+
 class Family(Protocol):
     """Entries of a store that lie together and in the order of their places: one prefix of its keys."""
 
@@ -155,14 +182,23 @@ class Family(Protocol):
     def read(self, entries: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
         """What store entries hold; both in the order of their places."""
 
+    def moments(self, entries: Sequence[tuple[bytes, bytes]]) -> Moments:
+        """When store entries are over, and nothing else of what they hold; of a store with a rule."""
+
+    def ahead(self, key: bytes, time: int) -> bytes:
+        """A store key behind this one, before which nothing lies that has this time (`Moments`) or a later one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a store looks like: its families, and how its windows close and are bounded by a query's times."""
+    """What a store looks like: its families, how its windows close and are bounded by a query's times, and when what is
+    in it is over (None: nothing ever is).
+    """
 
     families: tuple[Family, ...]
     is_end_inclusive: bool = False  # a session or sliding window may still change at the very time it closes at
     is_session: bool = False
+    rule: Rule | None = None
 
     def is_wanted(self, entry: Entry, query: Query, at: Findings) -> bool:
         """Whether the entry is there as of that moment, and what the query asks for."""

@@ -6,6 +6,7 @@ step does, where state is kept and who commits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,20 @@ class Repartitioned(NamedTuple):
     keys: pa.Array
 
 
+class Throughput(NamedTuple):
+    """What an operator, a sink or a repartition stream took and gave, and how long that took."""
+
+    records_in: int = 0
+    records_out: int = 0
+    busy_ns: int = 0
+
+    def and_then(self, other: Throughput) -> Throughput:
+        """Both together."""
+        return Throughput(
+            self.records_in + other.records_in, self.records_out + other.records_out, self.busy_ns + other.busy_ns
+        )
+
+
 class Passed(NamedTuple):
     """Rows (TASK_SCHEMA) that an operator took, and what left it then."""
 
@@ -67,7 +82,8 @@ class ChainResult:
     CHANGELOG_SCHEMA by store name, of the stores that moved. `stream_time`: the highest timestamp (ms) of the rows that
     were taken, or the time that was moved to. `measures`: by operator what it measured. `taken`: how many rows of the
     batch, from its first on; the others are to be given again, behind what the operators have still to do, where there
-    `is_more` of that. `passages`: by operator, in their order, what passed it; where the chain keeps that.
+    `is_more` of that. `flow`: by the name of each operator, sink and repartition stream. `passages`: by operator, in
+    their order, what passed it; where the chain keeps that.
     """
 
     origins: Origins
@@ -80,7 +96,13 @@ class ChainResult:
     measures: dict[str, Reading] = field(default_factory=dict)
     taken: int = 0
     is_more: bool = False
+    flow: dict[str, Throughput] = field(default_factory=dict)
     passages: dict[str, Passed] = field(default_factory=dict)
+
+    def count(self, name: str, taken: int, left: int, since_ns: int) -> None:
+        """So many records went in and out, since a moment of `perf_counter_ns`."""
+        more = Throughput(taken, left, time.perf_counter_ns() - since_ns)
+        self.flow[name] = self.flow.get(name, Throughput()).and_then(more)
 
     def keep(self, operator: str, store: StoreSpec | None, step: Step) -> None:
         """Keep what a step changed, dropped and measured."""
@@ -124,7 +146,7 @@ class Chain:
         says_why = sub_topology.repartitions or any(isinstance(place.operator, Advancing) for place in self._places)
         self._is_to_unsay = sub_topology.reads_user_streams and bool(says_why)
         self._sinks = [
-            (sink.stream, _SOURCE if sink.parent is None else sink.parent, _gate(i, sink, on_error))
+            _Ending(gate_name(sink, i), sink.stream, sink.parent, _gate(i, sink, on_error))
             for i, sink in enumerate(sub_topology.sinks)
         ]
         self._repartitions = [_Routed.of(each, on_error) for each in sub_topology.repartitions]
@@ -132,7 +154,7 @@ class Chain:
     @property
     def names(self) -> set[str]:
         """Of its operators, the conditions of sinks and what finds targets of repartition streams among them."""
-        gates = (gate.name for _, _, gate in self._sinks if gate is not None)
+        gates = (sink.name for sink in self._sinks if sink.gate is not None)
         routed = (each.to.name for each in self._repartitions if each.by)
         return {*(place.name for place in self._places), *gates, *routed}
 
@@ -239,24 +261,32 @@ class Chain:
     def _delivered(self, passing: _Pass, only: str | None = None) -> ChainResult:
         """What came through, in sinks and repartition streams; `only`: the source goes to the one that is called so."""
         result = passing.result
-        for stream, parent, gate in self._sinks:
-            rows = passing.forward.get(parent, _NO_ROWS)
-            if only is not None and gate is not None and gate.name == only:
+        for sink in self._sinks:
+            since_ns = time.perf_counter_ns()
+            rows = passing.forward.get(sink.place, _NO_ROWS)
+            if only is not None and sink.gate is not None and sink.name == only:
                 rows = passing.source
-            if gate is not None and rows.num_rows:
-                step = gate.process(rows)
+            taken = rows.num_rows
+            if sink.gate is not None and taken:
+                step = sink.gate.process(rows)
                 result.dropped.extend(step.dropped)
                 if self._keeps_passages:
-                    result.passages[gate.name] = Passed(rows, step.forward)
+                    result.passages[sink.name] = Passed(rows, step.forward)
                 rows = step.forward
-            result.outputs.append((stream, as_records(rows)))
+            result.outputs.append((sink.stream, as_records(rows)))
             result.ordinals.append(rows.column("ordinal").to_numpy())
+            if taken:
+                result.count(sink.name, taken, rows.num_rows, since_ns)
         for each in self._repartitions:
+            since_ns = time.perf_counter_ns()
             rows = passing.source if only == each.to.name else passing.forward.get(each.parent, _NO_ROWS)
             if rows.num_rows:
                 repartitioned, dropped = each.route(rows)
+                if self._keeps_passages and each.by:
+                    result.passages[each.to.name] = Passed(rows, repartitioned.rows)
                 result.repartitioned.append(repartitioned)
                 result.dropped.extend(dropped)
+                result.count(each.to.name, rows.num_rows, repartitioned.rows.num_rows, since_ns)
         return replace(result, taken=passing.source.num_rows, stream_time=passing.time, is_more=self._is_more(passing))
 
     def _is_more(self, passing: _Pass) -> bool:
@@ -295,6 +325,7 @@ class _Pass:
         self.result = ChainResult(origins)
         self._advance, self._moved = advance, set() if advance is None else {_SOURCE}
         self._reached = clock.NOT_STARTED
+        self._since_ns = 0  # when the operator began that the rows are at
 
     @property
     def time(self) -> int:
@@ -317,6 +348,7 @@ class _Pass:
 
     def go_on(self, i: int) -> None:
         """Through one operator, with what it has still to do."""
+        self._since_ns = time.perf_counter_ns()
         place, state = self._places[i], self._state(i)
         left = Backlog.of(state, self._origins.skipped)
         self.forward = {}
@@ -334,6 +366,7 @@ class _Pass:
 
     def _take(self, i: int, rows: pa.RecordBatch, advance: TimeAdvance | None) -> None:
         """Through one operator, with rows, and then time that moves on."""
+        self._since_ns = time.perf_counter_ns()
         place = self._places[i]
         step = place.process(rows, self._states, self._origins)
         rest, taken = step.rest, _taken(rows, step)
@@ -383,6 +416,8 @@ class _Pass:
             step = replace(step, changes=noted(left, self._origins, self._state(i), step.changes))
             self.left[i] = not left.is_empty
         self.result.keep(place.name, place.store, step)
+        if taken.num_rows or step.forward.num_rows or self._advance is not None:
+            self.result.count(place.name, taken.num_rows, step.forward.num_rows, self._since_ns)
         if self._keeps_passages:
             self.result.passages[place.name] = Passed(taken, step.forward)
         self.forward[i] = step.forward
@@ -430,6 +465,19 @@ def _operator(node: Node, on_error: OnError) -> Stateless | Stateful:
     if isinstance(spec, StatefulSpec) and node.store is not None:
         return spec.runner_over(node.store, node.name, on_error, node.upstream)
     return spec.runner(node.name, on_error, node.upstream)
+
+
+class _Ending(NamedTuple):
+    """A sink at work. `gate`: its condition."""
+
+    name: str
+    stream: str
+    parent: int | None
+    gate: Filter | None
+
+    @property
+    def place(self) -> int:
+        return _SOURCE if self.parent is None else self.parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What operators did not let through: counted by reason, and kept where a job asks for it.
 
-It knows how a dropped record looks in the stream `<job>-dropped`: as it reached the operator, with the reason in its
+It knows how far records were from going on, in the steps that people think of when they set an interval or a grace; and
+how a dropped record looks in the stream `<job>-dropped`: as it reached the operator, with the reason in its
 headers, and with the error where it failed. It refuses to know why an operator drops.
 """
 
@@ -9,17 +10,29 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from service.streams import measures
 from service.streams.inputs import NO_CAUSE, Origins, split_words
 from service.streams.records import RECORD_SCHEMA, Dropped, as_records
 
 OPERATOR, REASON, OFFSET = "millrace-operator", "millrace-reason", "millrace-offset"
 ERROR = "millrace-error"  # what the operator failed at: of records that failed alone
 OURS = {OPERATOR, REASON, OFFSET, ERROR}
+
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+BOUNDS: Final = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
+    *(_SECOND * n for n in (1, 2, 5, 10, 30)),
+    *(_MINUTE * n for n in (1, 2, 5, 10, 30)),
+    *(_HOUR * n for n in (1, 2, 6, 12)),
+    *(_DAY * n for n in (1, 2, 7, 30, 90, 365)),
+)  # ms
+BEYOND: Final = "beyond"  # what lies at the last bound or above
 
 
 def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
@@ -28,6 +41,25 @@ def counted(dropped: Sequence[Dropped]) -> dict[str, dict[str, int]]:
     for each in dropped:
         found.setdefault(each.operator, Counter())[each.reason] += each.rows.num_rows
     return {operator: dict(reasons) for operator, reasons in found.items()}
+
+
+def missed(dropped: Sequence[Dropped]) -> dict[str, dict[str, Any]]:
+    """By how many ms records missed going on, by operator and reason, of those that time would have let go on: count,
+    sum and max, and how many lie `below` each bound and not below the one before. Bounds with none are left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for each in dropped:
+        if each.missed_by_ms is None or not len(each.missed_by_ms):
+            continue
+        places = np.bincount(np.searchsorted(BOUNDS, each.missed_by_ms, side="right"))
+        below = {_BELOW[place]: int(places[place]) for place in np.flatnonzero(places).tolist()}
+        reading = {**measures.spread(each.missed_by_ms), "below": below}
+        reasons = found.setdefault(each.operator, {})
+        reasons[each.reason] = measures.after(reasons.get(each.reason, {}), reading)
+    return found
+
+
+_BELOW = [*map(str, BOUNDS), BEYOND]
 
 
 def kept(dropped: Sequence[Dropped], origins: Origins) -> pa.RecordBatch:

@@ -41,6 +41,7 @@ Int64s = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Times = tuple[int, int]  # start, end of a window
 
+MAX_OUTPUTS: Final = 100  # of a record
 FILTERED: Final = "filtered"  # why a record is out that an operator let go without a word
 _OF_WINDOWS: Final = frozenset({"late", "closed_idle", "before_version"})
 """Reasons for which a record is dropped once per window that does not take it."""
@@ -65,8 +66,8 @@ class Fate(NamedTuple):
     """What became of a record. `operator`: which it is in, or which let it go, for a `reason`; None: it came out.
 
     `cause`: because of whom it is out, `by_ms`: by how many ms; None where that is no matter of others, or of time.
-    `handed_on`: tasks of another sub-topology go on with it. `unsure`: some sliding windows did not take it; whether
-    others did does not show.
+    `handed_on`: tasks of another sub-topology go on with it, who read `stream`. `unsure`: some sliding windows did not
+    take it; whether others did does not show.
     """
 
     verdict: Literal["in", "out", "handed_on", "unsure"]
@@ -74,24 +75,47 @@ class Fate(NamedTuple):
     reason: str | None = None
     cause: TimeMove | None = None
     by_ms: int | None = None
+    stream: str | None = None
+
+
+class Station(NamedTuple):
+    """An operator that a record reached: it `passed`, is `kept` in it, or was `dropped` there, for a `reason`."""
+
+    operator: str
+    outcome: Literal["passed", "kept", "dropped"]
+    reason: str | None = None
+
+
+class Consequence(NamedTuple):
+    """What came out because of a record: into which stream, and the row (RECORD_SCHEMA)."""
+
+    stream: str
+    row: Mapping[str, Any]
 
 
 class FinalResult(NamedTuple):
-    """A final result of a window: which operator let it go, why, and by which record (None: by none)."""
+    """A final result of a window: which operator let it go, why, by which record (None: by none), and its value (JSON
+    text).
+    """
 
     operator: str
     reason: str
     at: int | None
+    value: str | None
 
 
 class WindowTrail(NamedTuple):
-    """A window of a key: the offsets of the records in it, in their order; what closed it (None: it is open)."""
+    """A window of a key: the offsets of the records in it, in their order; what closed it (None: it is open); the
+    stream time (ms) that closes it, None where none does, and the one that there is now.
+    """
 
     operator: str
     start: int
     end: int
     updates: Int64s
     closed: TimeMove | None
+    closes_at: int | None
+    stream_time: int
     finals: list[FinalResult]
 
 
@@ -173,10 +197,15 @@ class _Watched:
     def is_end_inclusive(self) -> bool:
         return isinstance(self.window, SessionWindow | SlidingWindow)
 
+    def closes_at(self, end: int) -> int | None:
+        """The stream time (ms) that closes a window; None: none does."""
+        time = saturated(end, closing_delay_ms(self.window), int(self.is_end_inclusive))
+        return time if time < END_OF_TIME else None
+
     def closed(self, end: int) -> TimeMove | None:
         """What closed a window."""
-        time = saturated(end, closing_delay_ms(self.window), int(self.is_end_inclusive))
-        return self.moves.first(time) if time < END_OF_TIME else None
+        time = self.closes_at(end)
+        return None if time is None else self.moves.first(time)
 
     def updates(self, times: Times, known: Iterable[Times]) -> Int64s:
         """The offsets of the records in a window: what came of its time before it closed. `known`: all windows of the
@@ -213,6 +242,7 @@ class Trail:
     def __init__(self, sub_topology: SubTopology, key: bytes | None) -> None:
         self._sub_topology, self._key = sub_topology, key
         self._specs = [_SPECS.validate_python(node.spec) for node in sub_topology.nodes]
+        self._names = [node.name for node in sub_topology.nodes]
         self._watched = {
             node.name: _Watched(spec.window)
             for i, (node, spec) in enumerate(zip(sub_topology.nodes, self._specs, strict=True))
@@ -220,12 +250,19 @@ class Trail:
         }
         self._steps: dict[int, dict[str, _Steps]] = {}
         self._followed = _NOTHING
+        self._outputs: dict[int, list[Consequence]] = {}
         self._finals: dict[tuple[str, Times], list[FinalResult]] = {}
 
-    def follow(self, offsets: Int64s) -> None:
-        """Have an eye on the records at these offsets, which come next."""
+    def follow(self, offsets: Int64s, shown: Int64s | None = None) -> None:
+        """Have an eye on the records at these offsets, which come next. `shown`: those whose outputs are kept; else
+        those of the last one are.
+        """
         self._followed = offsets
         self._steps |= {offset: {} for offset in offsets.tolist()}
+        if shown is not None:
+            self._outputs |= {offset: [] for offset in np.intersect1d(offsets, shown).tolist()}
+        elif len(offsets):
+            self._outputs = {int(offsets[-1]): []}
 
     def note(self, result: ChainResult) -> None:
         """What became of records, in their order."""
@@ -233,6 +270,7 @@ class Trail:
             dropped = [each for each in result.dropped if each.operator == name]
             self._note_operator(name, passage, dropped, result.origins)
             self._note_finals(name, passage.left, result.origins)
+        self._note_outputs(result)
 
     def moved(self, result: ChainResult, position: int, reason: CloseReason) -> None:
         """What became of an advance of time in front of an offset."""
@@ -246,23 +284,41 @@ class Trail:
             if name in self._watched and self._key is not None:
                 self._watched[name].note_windows(self._key, passage.left)
             self._note_finals(name, passage.left, result.origins)
+        self._note_outputs(result)
 
-    def fate(self, offset: int) -> Fate:
-        """What became of a record that was followed."""
-        steps, passes = self._steps[offset], {-1}
-        found: list[Fate] = []
-        for i, (node, spec) in enumerate(zip(self._sub_topology.nodes, self._specs, strict=True)):
-            step = steps.get(node.name)
-            if (-1 if node.parent is None else node.parent) not in passes or step is None:
-                continue
-            fate = _fate_at(node, spec, step)
+    def fates(self, offset: int) -> list[Fate]:
+        """What became of a record that was followed, on each of its ways."""
+        steps = self._steps[offset]
+        reached = self._reached(steps)
+        found = [fate for fate in reached.values() if fate is not None]
+        return [*found, *self._at_ends(steps, {-1, *(i for i, fate in reached.items() if fate is None)})]
+
+    def path(self, offset: int) -> Iterator[Station]:
+        """The operators that a record which was followed reached itself, and the conditions of sinks."""
+        steps = self._steps[offset]
+        reached = self._reached(steps)
+        for i, fate in reached.items():
+            name = self._sub_topology.nodes[i].name
             if fate is None:
-                passes.add(i)
+                yield Station(name, "passed")
+            elif fate.verdict == "in":
+                yield Station(name, "kept")
             else:
-                found.append(fate)
-        found += self._at_ends(steps, passes)
-        by_verdict: Mapping[str, int] = {"in": 0, "handed_on": 1, "unsure": 2, "out": 3}
-        return min(found, key=lambda fate: by_verdict[fate.verdict])
+                yield Station(name, "dropped", fate.reason)
+        for i, sink in enumerate(self._sub_topology.sinks):
+            step = None if sink.where is None else steps.get(gate_name(sink, i))
+            if step is not None and reached.get(-1 if sink.parent is None else sink.parent) is None:
+                let_go = None if step.left else _let_go(gate_name(sink, i), step)
+                yield Station(gate_name(sink, i), "dropped" if let_go else "passed", let_go and let_go.reason)
+        for repartition in self._sub_topology.repartitions:
+            step = None if repartition.by is None else steps.get(repartition.name)
+            is_there = reached.get(-1 if repartition.parent is None else repartition.parent) is None
+            if step is not None and is_there and not step.left:
+                yield Station(repartition.name, "dropped", _let_go(repartition.name, step).reason)
+
+    def outputs(self, offset: int) -> list[Consequence]:
+        """What came out because of a record: the last one that was followed, of others nobody knows."""
+        return self._outputs.get(offset, [])
 
     def windows(self, timestamp: int, stored: Mapping[str, Iterable[Times]]) -> Iterator[WindowTrail]:
         """The windows of the key that a time (ms) lies in. `stored`: those that the stores still have, by operator."""
@@ -284,7 +340,8 @@ class Trail:
                         for final in each
                         if self._is_behind(final.operator, node.name)
                     ]
-                    yield WindowTrail(node.name, start, end, watched.updates((start, end), known), closed, finals)
+                    updates, due = watched.updates((start, end), known), watched.closes_at(end)
+                    yield WindowTrail(node.name, start, end, updates, closed, due, watched.moves.time, finals)
 
     def _gets_records(self, place: int) -> bool:
         """Whether records themselves reach an operator, not what one before it made of several."""
@@ -293,6 +350,19 @@ class Trail:
             return True
         spec = self._specs[parent]
         return self._gets_records(parent) and not (isinstance(spec, StatefulSpec) and not spec.lets_through)
+
+    def _reached(self, steps: Mapping[str, _Steps]) -> dict[int, Fate | None]:
+        """By place, what became of a record at the operators that it reached; None: it went on."""
+        found: dict[int, Fate | None] = {}
+        passes = {-1}
+        for i, (node, spec) in enumerate(zip(self._sub_topology.nodes, self._specs, strict=True)):
+            step = steps.get(node.name)
+            if (-1 if node.parent is None else node.parent) not in passes or step is None:
+                continue
+            found[i] = _fate_at(node, spec, step)
+            if found[i] is None:
+                passes.add(i)
+        return found
 
     def _at_ends(self, steps: Mapping[str, _Steps], passes: set[int]) -> Iterator[Fate]:
         """Where it left the operators."""
@@ -308,15 +378,16 @@ class Trail:
             parent = -1 if repartition.parent is None else repartition.parent
             ended.discard(parent)
             if parent in passes:
-                yield Fate("handed_on", repartition.operator)
+                step = None if repartition.by is None else steps.get(repartition.name)
+                handed_on = Fate("handed_on", repartition.operator, stream=repartition.stream)
+                yield handed_on if step is None or step.left else _let_go(repartition.name, step)
         ended -= {-1 if node.parent is None else node.parent for node in sub_topology.nodes}
         yield from (Fate("in") for _ in ended)
 
     def _is_behind(self, operator: str, other: str) -> bool:
         """Whether an operator is another, or gets what comes of it."""
-        names = [node.name for node in self._sub_topology.nodes]
-        at: int | None = names.index(operator)
-        while at is not None and names[at] != other:
+        at: int | None = self._names.index(operator)
+        while at is not None and self._names[at] != other:
             at = self._sub_topology.nodes[at].parent
         return at is not None
 
@@ -382,7 +453,7 @@ class Trail:
         return some
 
     def _note_finals(self, name: str, left: pa.RecordBatch, origins: Origins) -> None:
-        if self._key is None or not left.num_rows:
+        if self._key is None or not left.num_rows or name not in self._names:
             return
         headers = pc.match_substring(left.column("headers"), CLOSED_BY).fill_null(False)
         is_own = pc.equal(left.column("key"), pa.scalar(self._key, pa.binary())).fill_null(False)
@@ -391,8 +462,19 @@ class Trail:
         for row, word in zip(own.to_pylist(), words, strict=True):
             reason = _reason_in(row["headers"])
             times = (row["window_start"], row["window_end"])
-            final = FinalResult(name, reason, None if word == NO_CAUSE else word)
+            final = FinalResult(name, reason, None if word == NO_CAUSE else word, row["value"])
             self._finals.setdefault((name, times), []).append(final)
+
+    def _note_outputs(self, result: ChainResult) -> None:
+        """Of the last record that was followed: later ones push it out."""
+        own = np.fromiter(self._outputs, np.int64)
+        for (stream, records), ordinals in zip(result.outputs, result.ordinals, strict=True):
+            words = result.origins.words(ordinals)
+            for i in np.flatnonzero(np.isin(words, own)).tolist():
+                if len(self._outputs[int(words[i])]) < MAX_OUTPUTS:
+                    self._outputs[int(words[i])] += [
+                        Consequence(stream, row) for row in records.slice(i, 1).to_pylist()
+                    ]
 
     def _step(self, word: int, operator: str) -> _Steps:
         return self._steps[word].setdefault(operator, _Steps())

@@ -207,7 +207,7 @@ def test_counters_add_up_and_stream_time_never_falls(catalog: Catalog, worker: S
     worker.commit(commit_of(replace(task, version=1), counters={"records_in": 1, "dropped": dropped}, stream_time=60))
     job = catalog.read(jobs.get_job, "visits")
     assert catalog.read(jobs.metrics, job.id) == {"records_in": 6, "dropped": {"once": {"duplicate": 4}}}
-    assert catalog.read(jobs.stream_time, job.id) == 70
+    assert catalog.read(jobs.marks_of, [job.id])[job.id].stream_time == 70
 
 
 def test_figures_merge_by_their_kind_and_those_of_tasks_are_put_together(catalog: Catalog, worker: SlotDouble) -> None:

@@ -113,7 +113,8 @@ def test_lag_positions_and_caught_up_are_of_all_inputs(
     catalog: Catalog, job: JobRow, worker: SlotDouble, views: StreamRow
 ) -> None:
     post(catalog, views, {0: 4})
-    assert list(catalog.read(inputs.lags, job.id).values()) == [(4, 0)]
+    [unread] = catalog.read(inputs.inputs_of_job, job.id).values()
+    assert inputs.lag_of(unread) == (4, 0)
     assert not catalog.read(jobs.is_caught_up, job.id)
     (task,) = worker.tasks()
     worker.commit(replace(commit_of(task), positions=[Move(1, 0, 4)]))

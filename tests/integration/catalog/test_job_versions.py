@@ -21,7 +21,7 @@ from service.catalog import (
     streams,
 )
 from service.catalog.engine import Catalog, job_topic
-from service.catalog.inputs import inputs_of_job, inputs_of_tasks, lags, packed_positions
+from service.catalog.inputs import inputs_of_job, inputs_of_tasks, packed_positions
 from service.catalog.job_changes import BufferBound
 from service.catalog.start_positions import FirstRecords
 from service.catalog.tables import CatalogTable, JobRow, StoreRow, StreamRow, TaskRow
@@ -264,7 +264,14 @@ def test_several_versions_before_a_task_adopts_are_one_step_from_where_its_store
 def test_a_renamed_store_keeps_its_ids_under_its_new_name(catalog: Catalog) -> None:
     job, worker = worked(catalog)
     kept = store(catalog, "visits-once")
-    counters = {"operators": {"once": {"x": 1}}, "dropped": {"once": {"late": 2}}, "records_in": 10}
+    flow, late = {"records_in": 9, "records_out": 7, "busy_us": 5}, {"late": {"count": 2, "below": {"5": 2}}}
+    counters = {
+        "operators": {"once": {"x": 1}},
+        "dropped": {"once": {"late": 2}},
+        "missed_by_ms": {"once": late},
+        "flow": {"once": flow, "sink-0": flow},
+        "records_in": 10,
+    }
     catalog.write(lambda s: s.execute(update(TaskRow).values(counters=counters)))
     put(catalog, once(name="first"), renames={"once": "first"})
     renamed = store(catalog, "visits-first")
@@ -273,7 +280,13 @@ def test_a_renamed_store_keeps_its_ids_under_its_new_name(catalog: Catalog) -> N
     with pytest.raises(UnknownStore):
         catalog.read(stores.store_now, "visits-once")
     for task in tasks(catalog):
-        assert task.counters == {"operators": {"first": {"x": 1}}, "dropped": {"first": {"late": 2}}, "records_in": 10}
+        assert task.counters == {
+            "operators": {"first": {"x": 1}},
+            "dropped": {"first": {"late": 2}},
+            "missed_by_ms": {"first": late},
+            "flow": {"first": flow, "sink-0": flow},
+            "records_in": 10,
+        }
     assert [set(task.changelogs) for task in worker.tasks()] == [{"visits-first"}] * 2
     assert catalog.read(job_versions.former_names, job.id, 1, ["first"]) == {"first": "once"}
 
@@ -812,7 +825,7 @@ def test_a_source_that_goes_is_read_to_where_it_was_and_the_numbers_of_the_other
     catalog.write(streams.delete_stream, "clicks")
     assert worker.run() == 5
     assert inputs(catalog)[0] == [("", 0, 3), ("views", 0, 5)]
-    assert catalog.read(lags, found(catalog).id).keys() == {task.id for task in tasks(catalog)}
+    assert catalog.read(inputs_of_job, found(catalog).id).keys() == {task.id for task in tasks(catalog)}
     post(catalog, views, {1: 2})
     assert worker.run() == 2  # nothing waits for what is not read any more
 

@@ -46,15 +46,15 @@ def flush(catalog: Catalog, worker: SlotDouble, job: JobRow) -> None:
 def test_a_task_begins_and_each_advance_of_time_has_its_place(
     catalog: Catalog, clicks: StreamRow, job: JobRow, worker: SlotDouble
 ) -> None:
-    assert moves(catalog) == Moves(0, 1, [], None, None)
+    assert moves(catalog) == Moves((0,), 1, [], [], None, None)
     post(catalog, clicks, {0: 3})
     assert worker.run() == 3
     flush(catalog, worker, job)
-    assert moves(catalog) == Moves(0, 1, [(3, "flush")], None, None)
+    assert moves(catalog) == Moves((0,), 1, [], [((3,), "flush")], None, None)
     post(catalog, clicks, {0: 2})
     assert worker.run() == 2
     flush(catalog, worker, job)
-    assert moves(catalog) == Moves(0, 1, [(3, "flush"), (5, "flush")], None, None)
+    assert moves(catalog) == Moves((0,), 1, [], [((3,), "flush"), ((5,), "flush")], None, None)
 
 
 def test_advances_that_retention_made_useless_are_not_kept(
@@ -67,7 +67,7 @@ def test_advances_that_retention_made_useless_are_not_kept(
     post(catalog, clicks, {0: 1})
     assert worker.run() == 1
     flush(catalog, worker, job)
-    assert moves(catalog) == Moves(0, 1, [], None, None)
+    assert moves(catalog) == Moves((0,), 1, [], [], None, None)
 
 
 def test_a_task_that_was_there_before_has_no_history_and_gets_none(

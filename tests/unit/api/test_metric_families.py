@@ -12,6 +12,7 @@ from service.catalog.totals import CatalogTotals, OperatorStore, TaskTotals
 from service.metric_families import (
     ADVANCES,
     DROPPED,
+    FLOW_FAMILIES,
     OPERATOR_FAMILIES,
     TASK_FAMILIES,
     Size,
@@ -24,6 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 SUPPRESS = OperatorStore("j", "final", 0, "s1", "key_value", "suppress")
 SESSIONS = OperatorStore("j", "visits", 0, "s2", "session", "aggregate")
 TOTALS = OperatorStore("j", "totals", 0, "s3", "key_value", "aggregate")
+FAMILIES = (*OPERATOR_FAMILIES, *TASK_FAMILIES, *FLOW_FAMILIES, DROPPED, ADVANCES)
 
 LATENESS = {"lateness_ms": {"count": 4, "sum": 10, "max": 7}}
 BUFFER = {
@@ -112,6 +114,10 @@ def exposed(*tasks: TaskTotals) -> str:
 FULL = {
     "operators": {"visits": LATENESS, "final": {**LATENESS, **BUFFER}},
     "dropped": {"visits": {"late": 1, "null_key": 2}},
+    "flow": {
+        "visits": {"records_in": 4, "records_out": 3, "busy_us": 2_500_000},
+        "sink-0": {"records_in": 3, "records_out": 2, "busy_us": 0},
+    },
     "advances": {"idle": 1},
     "batch_us": {"count": 1, "sum": 1, "max": 1},
 }
@@ -122,13 +128,20 @@ def test_every_family_is_exposed_with_job_task_and_operator() -> None:
         family.name: family
         for family in text_string_to_metric_families(exposed(TaskTotals("j", "0_0", 0, 0, FULL, Lag(3, 0))))
     }
-    for family in (*OPERATOR_FAMILIES, *TASK_FAMILIES, DROPPED, ADVANCES):
+    for family in FAMILIES:
         exposed_one = found["millrace_" + family.name]
         assert (exposed_one.type, exposed_one.documentation) == (family.kind, family.meaning)
         assert {sample.name for sample in exposed_one.samples} == {"millrace_" + name for name in family.samples}
-        labels = {"job", "task"} | ({"operator"} if family in (*OPERATOR_FAMILIES, DROPPED) else set())
+        labels = {"job", "task"} | (set() if family in (*TASK_FAMILIES, ADVANCES) else {"operator"})
         labels |= {"reason"} if family in (DROPPED, ADVANCES) else set()
         assert all(set(sample.labels) == labels for sample in exposed_one.samples)
+
+
+def test_what_goes_through_is_said_of_operators_and_sinks() -> None:
+    text = exposed(TaskTotals("j", "0_0", 0, 0, FULL, Lag(3, 0)))
+    assert 'millrace_operator_records_in_total{job="j",operator="visits",task="0_0"} 4.0' in text
+    assert 'millrace_operator_records_out_total{job="j",operator="sink-0",task="0_0"} 2.0' in text
+    assert 'millrace_operator_busy_seconds_total{job="j",operator="visits",task="0_0"} 2.5' in text
 
 
 def test_figures_of_tasks_stay_apart() -> None:
@@ -141,16 +154,14 @@ def test_figures_of_tasks_stay_apart() -> None:
     assert 'millrace_store_entries{job="j",operator="visits",task="0_1"}' not in text
 
 
-@pytest.mark.parametrize("name", [family.name for family in (*OPERATOR_FAMILIES, *TASK_FAMILIES, DROPPED, ADVANCES)])
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 def test_the_page_on_metrics_has_it(name: str) -> None:
     written = re.findall(r"`millrace_([a-z_]+)`", PAGE.read_text())
     assert any(name == each or name + "_total" == each for each in written)
 
 
 def test_the_page_on_metrics_names_nothing_else() -> None:
-    samples = {
-        name for each in (*OPERATOR_FAMILIES, *TASK_FAMILIES, DROPPED, ADVANCES) for name in (each.name, *each.samples)
-    }
+    samples = {name for each in FAMILIES for name in (each.name, *each.samples)}
     own = {family.name for family in text_string_to_metric_families(exposed())}
     known = {"millrace_" + name for name in samples} | own | {name + "_total" for name in own}
     assert {f"millrace_{name}" for name in re.findall(r"`millrace_([a-z_]+)`", PAGE.read_text())} <= known

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from service.api.topology_pictures import Drawing, drawing_of, picture
+from service.api.topology_pictures import Drawing, drawing_of, picture, places
 from service.streams.topology import graph
 from service.streams.topology.graph import Topology
 from service.streams.topology.spec import JobSpec
@@ -124,3 +124,29 @@ def test_the_same_topology_is_the_same_picture_for_light_and_dark() -> None:
     topology = compiled(CLICKS, ONCE)
     assert picture(topology) == picture(Topology.from_json(topology.to_json()))
     assert b"prefers-color-scheme: dark" in picture(topology)
+
+
+def test_boxes_with_room_for_figures_lie_apart_and_say_what_they_are_of() -> None:
+    topology = compiled(CLICKS, ONCE, sink=[FINAL, ALERTS])
+    found = places(topology)
+    boxes = {(box["role"], box["name"]): box for box in found["boxes"]}
+    assert {name: (box["sub_topology"], box["counted_as"]) for name, box in boxes.items()} == {
+        ("source", "clicks"): (None, None),
+        ("repartition", "visits-once-repartition"): (0, "once-repartition"),
+        ("sub_topology", "0"): (0, None),
+        ("operator", "filter-0"): (0, "filter-0"),
+        ("sub_topology", "1"): (1, None),
+        ("operator", "once"): (1, "once"),
+        ("sink", "final"): (1, "sink-0"),
+        ("sink", "alerts"): (1, "sink-1"),
+    }
+    drawn_ones = [box for box in found["boxes"] if box["role"] != "sub_topology"]
+    outlines = [(box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]) for box in drawn_ones]
+    assert all(apart(*pair) for pair in combinations(outlines, 2))
+    assert all(
+        x >= 0 and y >= 0 and right <= found["width"] and end <= found["height"] for x, y, right, end in outlines
+    )
+    assert all(box["height"] >= 18 * (len(box["lines"]) + 2) for box in drawn_ones)
+    assert len(found["arrows"]) == len(drawing_of(topology).arrows)
+    heads = {(round(arrow["points"][-1]["x"]), round(arrow["points"][-1]["y"])) for arrow in found["arrows"]}
+    assert any(abs(y - boxes["sink", "final"]["y"]) <= 2 for _, y in heads)

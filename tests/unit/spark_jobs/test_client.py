@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -230,6 +231,29 @@ def test_who_can_not_answer_is_left_and_who_says_no_is_not(server: Server) -> No
         with pytest.raises(Gone):
             api.commit("/slot", [])
         assert api._at == 1
+
+
+def test_one_that_hangs_is_left_before_the_lease_is_over(server: Server) -> None:
+    """Its connections are taken, by its machine, and nothing comes."""
+    joined = {"instance_id": "i", "lease_ms": 2_000, "storage_uri": "s", "lineage": "l", "scale_down_timeout_ms": 0}
+    server.answers = [(200, joined), problem(503, "catalog_unavailable"), (200, {"directive": "run", "tasks": []})]
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        silent = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        with Api(f"{server.url},{silent}", "secret") as api:
+            api.join_instance(JoinRequest("one", "1", "here", 1))
+            asked_s = time.monotonic()
+            api.poll("/slot", PollRequest(timeout_ms=10_000))  # refused here, unheard there, answered here
+            assert 0.8 <= time.monotonic() - asked_s < 6.0  # not the ten seconds of one that there is no other of
+    assert [body["timeout_ms"] for _, path, body, _ in server.asked if path == "/slot:poll"] == [400, 400]
+
+
+def test_of_one_process_an_answer_may_take_its_time(server: Server) -> None:
+    joined = {"instance_id": "i", "lease_ms": 2_000, "storage_uri": "s", "lineage": "l", "scale_down_timeout_ms": 0}
+    server.answers = [(200, joined), (200, {"directive": "run", "tasks": []})]
+    with Api(server.url, "secret") as api:
+        api.join_instance(JoinRequest("one", "1", "here", 1))
+        api.poll("/slot", PollRequest(timeout_ms=10_000))
+    assert server.asked[-1][2]["timeout_ms"] == 10_000
 
 
 def test_a_proxy_of_the_environment_is_asked_for_other_machines(

@@ -18,9 +18,15 @@ Entries = Mapping[bytes, int | None]  # store key -> timestamp, None = deleted
 
 
 def open_replica(
-    path: Path, *, store_id: str = "store", lineage: str = "lineage", end: int | None = None, store: StoreSpec = STORE
+    path: Path,
+    *,
+    store_id: str = "store",
+    lineage: str = "lineage",
+    end: int | None = None,
+    store: StoreSpec = STORE,
+    is_lasting: bool = True,
 ) -> Replica:
-    return Replica.open(path, store, store_id, lineage, end)
+    return Replica.open(path, store, store_id, lineage, end, is_lasting=is_lasting)
 
 
 def key(number: int) -> bytes:

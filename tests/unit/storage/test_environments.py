@@ -56,6 +56,18 @@ def test_closed_cleanly_it_outlives_a_machine_restart(tmp_path: Path, monkeypatc
     assert position_after_reopening(tmp_path) == 10
 
 
+def test_one_that_is_not_to_last_is_for_its_holder_alone_and_synced_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("synced"))
+    replica = open_replica(tmp_path, is_lasting=False)
+    assert replica.apply(0, 10, changes({key(1): 1}))
+    assert replica.position == 10
+    replica.close()
+    monkeypatch.undo()
+    assert position_after_reopening(tmp_path) == 0
+
+
 def test_killed_it_is_kept_while_the_machine_is_up(tmp_path: Path) -> None:
     with other_process("filled(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()", tmp_path) as process:
         assert line(process) == "ready"

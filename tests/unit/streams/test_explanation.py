@@ -24,7 +24,7 @@ def to_explain(operators: list[dict[str, Any]], count: int, **asked: Any) -> Tas
     spec = {name: asked.pop(name) for name in ("sink",) if name in asked}
     on_error = asked.pop("on_error", "fail")
     topology = job(operators, on_error=on_error, **spec).to_json()
-    return TaskToExplain(topology, 0, 0, on_error, **{"begin": 0, "position": count, "key": b"k", **asked})
+    return TaskToExplain(topology, 0, "in", 0, on_error, **{"begin": 0, "position": count, "key": b"k", **asked})
 
 
 def rows(*records: tuple[int, Any]) -> pa.RecordBatch:
@@ -61,7 +61,7 @@ def test_of_several_windows_one_is_enough_and_the_last_says_how_late_it_is(tmp_p
     assert [(window["start"], len(window["updates"])) for window in found["windows"]] == [(5, 0), (10, 2)]
     found = said(tmp_path / "out", operators, (27, None), (11, None))
     assert verdict(found) == ("out", "hops", "late", 7)
-    assert found["cause"] == {"offset": 0, "timestamp": 27, "reason": "record"}
+    assert found["cause"] == {"stream": "in", "partition": 0, "offset": 0, "timestamp": 27, "reason": "record"}
 
 
 def test_of_sliding_windows_some_of_which_had_closed_nobody_knows(tmp_path):
@@ -83,6 +83,28 @@ def test_a_record_that_fails_says_so_and_one_that_was_skipped(tmp_path):
     )
     found = said(tmp_path / "b", [ONCE], (1, {}), (2, {}), skips=[0])
     assert [(each["verdict"], each["reason"]) for each in found["records"]] == [("out", "skipped"), ("in", None)]
+
+
+def test_a_final_that_the_condition_of_a_sink_lets_go_left_its_window_all_the_same(tmp_path):
+    tumbling = {"op": "aggregate", "name": "n", "window": {"type": "tumbling", "size_ms": 10}, "aggregates": COUNT}
+    final = {"op": "suppress", "name": "final", "until": "window_closes", "buffer": {}}
+    sinks = [{"stream": "a", "where": "(value->>'n')::bigint > 0"}]
+    [window] = said(tmp_path, [tumbling, final], (1, {}), (12, {}), sink=sinks, timestamp=1)["windows"]
+    assert [each["operator"] for each in window["finals"]] == ["final"]
+
+
+def test_a_record_whose_target_can_not_be_found_ends_there(tmp_path):
+    """The expression of a repartition fails on it; and of two ways one is enough."""
+    by_id = {"op": "deduplicate", "name": "once", "id": "(value->>'id')::bigint", "interval_ms": 10}
+    topology = job([by_id], on_error="drop", partitions={"in": 2}).to_json()
+    task = TaskToExplain(topology, 0, "in", 0, "drop", position=2, key=b"k")
+    found = explain(task, [rows((1, {"id": 1}), (2, {"id": "x"}))], tmp_path / "a")
+    assert verdict(found) == ("out", "once-repartition", "expression_failed", None)
+    assert found["path"] == [{"operator": "once-repartition", "outcome": "dropped", "reason": "expression_failed"}]
+    assert [(each["verdict"], each["reason"]) for each in found["records"]] == [
+        ("unknown", "repartitioned"),
+        ("out", "expression_failed"),
+    ]
 
 
 def test_a_buffer_has_what_came_for_it(tmp_path):

@@ -1,42 +1,13 @@
-"""The dashboard in a real browser: sign in and out, find what failed and why, change something, see records come.
-
-Every page that a test opens is watched: anything that the content security policy forbids, and any error, fails it.
-"""
+"""The dashboard's first pages: sign in and out, find what failed and why, change something, see records come."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Error, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Route, ViewportSize, expect
 
-from benchmarks.running import PATIENCE_S
-from service.auth import ROLES
 from service.catalog import keys
+from tests.browsing import NARROW, NOON_MS, WIDE, Open, barriers, check_fit, heading, without_events
 from tests.serving import Serving
-
-AXE = Path(__file__).parents[2] / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
-WIDE, NARROW = ViewportSize(width=1280, height=900), ViewportSize(width=390, height=844)
-NOON_MS = 1_700_000_000_000  # 2023-11-14 22:13:20 UTC
-LISTEN = """window.refused = [];
-addEventListener("securitypolicyviolation", event => refused.push(event.violatedDirective + event.blockedURI));"""
-EXPECTED = re.compile("status of 401")  # what browsers say of an answer that a test provokes
-
-expect.set_options(timeout=PATIENCE_S * 1000)
-
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path="/usr/bin/chromium")
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,37 +29,6 @@ def board(working: Serving) -> Serving:
     http.get("/v1/jobs/board_once?wait=caught_up&timeout_ms=60000").raise_for_status()
     assert http.get("/v1/jobs/board_broken?wait=stopped&timeout_ms=60000").json()["state"] == "failed"
     return working
-
-
-@pytest.fixture
-def open_page(board: Serving, browser: Browser) -> Iterator[Open]:
-    """Opens a page of the dashboard as who holds the key of a role, or as nobody; times are UTC."""
-    contexts: list[BrowserContext] = []
-    troubles: list[str] = []
-
-    def opened(path: str, key: str | None = "admin", **how: Any) -> Page:
-        context = browser.new_context(base_url=board.url, timezone_id="UTC", **({"viewport": WIDE} | how))
-        contexts.append(context)
-        if key is not None:
-            given = {"key": board.secrets[key] if key in ROLES else key}
-            assert context.request.post("/admin/session", data=given, headers={"Origin": board.url}).ok
-        page = context.new_page()
-        page.add_init_script(LISTEN)
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
-        page.goto(path)
-        return page
-
-    yield opened
-    for context in contexts:
-        for page in context.pages:
-            troubles += page.evaluate("refused")
-        context.close()
-    assert [trouble for trouble in troubles if not EXPECTED.search(trouble)] == []
-
-
-def heading(page: Page, name: str) -> None:
-    expect(page.get_by_role("heading", level=1, name=name, exact=True)).to_be_visible()
 
 
 def test_a_key_signs_in_where_somebody_wanted_to_go_and_out_again(board: Serving, open_page: Open) -> None:
@@ -118,8 +58,7 @@ def test_a_link_with_a_code_signs_in_and_leaves_no_code_in_the_address(board: Se
 
 def test_from_the_overview_to_the_record_that_a_job_failed_at(open_page: Open) -> None:
     page = open_page("/admin")
-    failed = page.get_by_role("listitem").filter(has_text="board_broken")
-    expect(failed).to_contain_text("expression_failed")
+    failed = page.get_by_role("listitem").filter(has_text="board_broken").filter(has_text="expression_failed")
     failed.get_by_role("link").click()
     heading(page, "board_broken")
     alert = page.get_by_role("alert")
@@ -129,29 +68,6 @@ def test_from_the_overview_to_the_record_that_a_job_failed_at(open_page: Open) -
     heading(page, "board-poison")
     expect(page.get_by_role("region", name="Records").get_by_role("row")).to_have_count(1 + 2)
     assert page.url.endswith("/admin/streams/board-poison?partition=0&from_offset=1")
-
-
-def test_the_overview_counts_what_runs_and_what_stands(open_page: Open) -> None:
-    page = open_page("/admin")
-    row = page.get_by_role("region", name="Jobs").get_by_role("row").filter(has_text="board_once")
-    expect(row).to_contain_text("running")
-    expect(row).to_contain_text("2023-11-14 22:13:22")
-    expect(row.get_by_role("cell").nth(5)).to_have_text("1")  # one repetition was dropped
-    silent = page.get_by_role("listitem").filter(has_text="board_once")
-    expect(silent).to_contain_text("silent")
-
-
-def test_the_overview_names_who_is_behind_and_who_waits_for_a_core(board: Serving, open_page: Open) -> None:
-    page = open_page("/admin")
-    job, metrics = (board.client().get(f"/v1/jobs/board_once{path}").json() for path in ("", "/metrics"))
-    late = job | {"name": "late", "positions": [job["positions"][0] | {"end": 5_000, "lag": 4_997}]}
-    listed = {"items": [late, job | {"name": "waiting", "shortage": "no_cores"}], "next": None}
-    page.route("**/v1/jobs?limit=1000", lambda route: route.fulfill(json=listed))
-    page.route("**/v1/jobs/*/metrics", lambda route: route.fulfill(json=metrics))
-    found = page.get_by_role("listitem")
-    expect(found.filter(has_text="behind")).to_contain_text("4,997 records to read, at 0 a second")
-    expect(found.filter(has_text="no cores")).to_contain_text("waiting")
-    expect(found.filter(has_text="silent")).to_have_count(1)  # who waits has read all; who is behind is not silent
 
 
 def test_a_change_says_what_it_does_before_it_is_made(board: Serving, open_page: Open) -> None:
@@ -193,7 +109,7 @@ def test_records_from_a_time_on_by_an_address_that_can_be_shared(open_page: Open
     assert f"from_timestamp={NOON_MS + 1_500}" in page.url
     page.reload()
     expect(rows).to_have_count(1 + 1)
-    page.get_by_role("button", name="copy as curl").click()
+    page.get_by_role("button", name="copy as curl").first.click()
     shown = page.get_by_role("dialog", name="copy as curl")
     expect(shown).to_contain_text(f"/v1/streams/board-clicks/records?from_timestamp={NOON_MS + 1_500}")
     assert "Bearer $KEY" in shown.inner_text()
@@ -218,6 +134,62 @@ def test_where_a_session_ends_people_sign_in_again_and_are_where_they_were(board
     heading(page, "board_once")
 
 
+def test_a_session_that_has_ended_is_noticed_by_who_changes_something(open_page: Open) -> None:
+    page = open_page("/admin/jobs/board_once")
+    over = {"title": "Unauthorized", "status": 401, "detail": "the session has ended"}
+    page.route("**/v1/jobs/board_once:pause", lambda route: route.fulfill(status=401, json=over))
+    page.get_by_role("group", name="Actions").get_by_role("button", name="pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="pause").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_page_that_has_another_name_since_is_loaded_anew(open_page: Open) -> None:
+    """As behind an upgrade of the service, whose files are called otherwise."""
+    page = open_page("/admin/streams", gone="/assets/keys-")
+    heading(page, "Streams")
+    reloads: list[str] = []
+
+    def answer(route: Route) -> None:
+        if reloads:
+            route.continue_()
+        else:
+            route.fulfill(status=404)
+
+    page.once("load", lambda _: reloads.append(page.url))
+    page.route("**/assets/keys-*", answer)
+    page.get_by_role("link", name="Keys").click()
+    heading(page, "Keys")
+    assert reloads == [page.url]
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_a_page_that_throws_says_what_happened_and_the_frame_stays(
+    open_page: Open, viewport: ViewportSize, scheme: str
+) -> None:
+    page = open_page("/admin/nowhere", viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    without_events(page)
+    page.route("**/v1/instances?limit=1000", lambda route: route.fulfill(json={"items": [{}], "next": None}))
+    page.goto("/admin/instances?of=fault")
+    broken = page.get_by_role("alert").filter(has_text="This page broke")
+    expect(broken).to_contain_text("TypeError: ")
+    expect(broken).to_contain_text("The fault is the page's")
+    check_fit(page)
+    broken.get_by_role("button", name="copy the error").click()
+    expect(broken.get_by_role("button", name="copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("/admin/instances?of=fault\n")
+    assert "TypeError: " in copied
+    page.get_by_role("link", name="Streams").click()
+    heading(page, "Streams")
+    page.go_back()
+    expect(broken).to_be_visible()
+    page.unroute("**/v1/instances?limit=1000")
+    broken.get_by_role("button", name="reload").click()
+    heading(page, "Instances")
+    expect(broken).to_have_count(0)
+
+
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
 def test_each_page_is_for_everybody_and_fits(open_page: Open, viewport: ViewportSize, scheme: str) -> None:
     page = open_page("/admin/nowhere", viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
@@ -229,25 +201,8 @@ def test_each_page_is_for_everybody_and_fits(open_page: Open, viewport: Viewport
     ):
         page.goto(path)
         expect(landmark.first).to_be_visible()
-        assert findings(page) == [], path
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= viewport["width"], path
+        check_fit(page)
     page.context.clear_cookies()
     page.reload()
     expect(page.get_by_label("API key")).to_be_visible()
-    assert findings(page) == []
-
-
-def findings(page: Page) -> list[str]:
-    """What keeps people out who use a page in another way, as far as axe finds it and takes it for serious."""
-    try:
-        page.evaluate("axe.version")
-    except Error:
-        page.evaluate(AXE.read_text() + ";0")
-    found = page.evaluate(f"axe.run(document, {{runOnly: {RULES}, resultTypes: ['violations'], iframes: false}})")
-    return [
-        f"{each['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-        for each in found["violations"]
-        for node in each["nodes"]
-        if each["impact"] in ("serious", "critical")
-    ]
+    assert barriers(page) == []
