@@ -1,6 +1,6 @@
 """Fixtures for all tests: catalogs, on SQLite and on Postgres.
 
-One Postgres server serves a whole run; each test gets a database of its own, a copy of a migrated one.
+One Postgres server serves a whole run; each test gets a database that nobody else has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from xdist.remote import Producer
 
 from service.catalog.engine import Catalog, upgrade
 from tests import class_archive, compiled, services
+from tests.databases import Databases
 from tests.forkserver import ForkServer
 from tests.scheduling import LongestFirst
 
@@ -89,11 +90,9 @@ def postgres_admin(postgres_server: str) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(postgres_server: str, postgres_admin: psycopg.Connection) -> str:
-    """The name of a migrated database to copy."""
-    postgres_admin.execute("CREATE DATABASE migrated")
-    upgrade(f"{postgres_server}/migrated")
-    return "migrated"
+def databases(postgres_server: str, postgres_admin: psycopg.Connection) -> Databases:
+    """Migrated databases of that server."""
+    return Databases(postgres_server, postgres_admin)
 
 
 @pytest.fixture(scope="session")
@@ -126,15 +125,8 @@ def database(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         path.write_bytes(request.getfixturevalue("migrated_sqlite"))
         yield f"sqlite:///{path}"
         return
-    server: str = request.getfixturevalue("postgres_server")
-    admin: psycopg.Connection = request.getfixturevalue("postgres_admin")
-    template: str = request.getfixturevalue("migrated_postgres")
-    name = f"test_{next(NAMES)}"
-    admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
-    try:
-        yield f"{server}/{name}"
-    finally:
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with request.getfixturevalue("databases").lend() as url:
+        yield url
 
 
 @pytest.fixture(params=DATABASES)
