@@ -1,4 +1,4 @@
-"""Migrated databases on Postgres for tests: emptied and lent again, since making and dropping one takes half a second of CPU.
+"""Migrated databases on Postgres for tests: emptied and lent again, which costs a fifth of making and dropping one.
 
 Each test finds a name of its own: who comes back after its test is refused, as where a database is dropped.
 """
