@@ -27,7 +27,15 @@ from service.catalog.job_versions import get_version
 from service.catalog.tables import JobRow, SkipRow, StreamRow, TaskInputRow, TaskRow
 from service.problems import Refusal, declared, refused
 from service.reads.exports import StreamSpan, batches
-from service.simulate.explanation import SeveralInputs, TaskAgain, TaskToExplain, said_no_further, unknown
+from service.simulate.explanation import (
+    SeveralInputs,
+    TaskAgain,
+    TaskToExplain,
+    Unknown,
+    is_handed_on,
+    said_no_further,
+    unknown,
+)
 from service.streams.clock import END_OF_TIME
 from service.streams.errors import ExplanationTooLarge, OffsetTruncated
 from service.streams.partitioner import partition_of_key
@@ -149,6 +157,9 @@ class ExplanationView(BaseModel):
     outputs: Annotated[list[ExplainedOutputView], Field(description="What came out because of it; the first 100.")]
     records: Annotated[list[RecordFateView], Field(description="What became of them; the last 100, in order.")]
     windows: Annotated[list[ExplainedWindowView], Field(description="By operator and time; the last 100.")]
+    cut: Annotated[
+        list[Literal["records", "outputs", "windows"]], Field(description="Which of these lists have not all there is.")
+    ]
 
 
 class ExplainQuery(BaseModel):
@@ -201,8 +212,9 @@ async def explain_record(request: Request, job: str, _: Reader, asked: Annotated
     state = request.state
     found = await run_in_threadpool(state.catalog.read, _find, job, asked)
     said = orjson.dumps(found) if isinstance(found, dict) else await _explained(state, found)
-    if isinstance(said, bytes) and b'"repartitioned"' in said:
-        said = await _explained_by_all(state, job, asked, orjson.loads(said))
+    if isinstance(said, bytes) and b"repartitioned" in said:  # else it needs no parsing
+        before = orjson.loads(said)
+        said = await _explained_by_all(state, job, asked, before) if is_handed_on(before) else said
     return said.answer(request) if isinstance(said, Refusal) else Response(said, media_type="application/json")
 
 
@@ -217,14 +229,14 @@ async def _explained(state: Any, found: _ToExplain) -> bytes | Refusal:
 async def _explained_by_all(state: Any, job: str, asked: ExplainQuery, before: dict[str, Any]) -> bytes | Refusal:
     """What all tasks of the job say of a record; where they do not, what the first one said, and why no more."""
     found = await run_in_threadpool(state.catalog.read, _find_all, job, asked)
-    if isinstance(found, str):
-        return orjson.dumps(said_no_further(before, found))
+    if isinstance(found, Unknown):
+        return orjson.dumps(said_no_further(before, found.reason, found.why))
     said = await _explained(state, found)
     if isinstance(said, Refusal):
         return said if said.code != ExplanationTooLarge.code else orjson.dumps(before)
     answer = orjson.loads(said)
     is_nothing = answer["record"] is None and before["record"] is not None
-    return orjson.dumps(said_no_further(before, answer["reason"])) if is_nothing else said
+    return orjson.dumps(said_no_further(before, answer["reason"], answer["why"])) if is_nothing else said
 
 
 async def _frames(state: Any, found: _ToExplain) -> AsyncIterator[bytes]:
@@ -260,39 +272,54 @@ def _find(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | dict[str, 
     partition = _partition(stream, asked)
     task = _reader(s, job, stream, partition)
     inputs = inputs_of_tasks(s, [task.id])[task.id]
+    number = next(i for i, each in enumerate(inputs) if each.stream_id == stream.id)
     if any(each.sub_log is not None for each in inputs):
         return unknown("repartitioned")
     moves = task_moves.moves_of(s, task)
     if moves is None:
-        return unknown("not_recorded")
+        return unknown("not_recorded", f"task {task.name}")
     if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs):
-        return unknown("version_changed")
-    if gone := [at for begin, at in zip(moves.begin, inputs, strict=True) if begin < at.start]:
-        return unknown("retention", known_from=gone[0].start)
+        return unknown("version_changed", f"task {task.name} has other inputs")
+    if gone := _gone(task, inputs, moves, _names(s, job)):
+        return unknown("retention", gone, known_from=max(inputs[number].start, moves.begin[number]))
     skips = _skips(s, job, inputs)
     if skips and len(inputs) > 1:
-        return unknown("several_inputs")
-    number = next(i for i, each in enumerate(inputs) if each.stream_id == stream.id)
+        return unknown("several_inputs", f"task {task.name} skipped a record")
     question = _question(s, job, moves.spec_version, stream, partition, asked)
     to_explain = msgspec.structs.replace(question, skips=skips, ended_by=moves.ended_by)
     given = _given(inputs, moves, number)
     return _ToExplain(_with_history(s, job, to_explain, inputs, moves, number), given, given[number])
 
 
-def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | str:
+def _gone(task: TaskRow, inputs: Sequence[TaskInput], moves: task_moves.Moves, names: Mapping[str, str]) -> str:
+    """Which records of users' streams, that a task has read, retention took, in words; empty: none."""
+    gone = [
+        f"{names[each.stream_id]} partition {each.partition} from offset {begin} on, which begins at {each.start} now"
+        for begin, each in zip(moves.begin, inputs, strict=True)
+        if each.sub_log is None and begin < each.start
+    ]
+    return f"task {task.name} read " + ", ".join(gone) if gone else ""
+
+
+def _names(s: Session, job: JobRow) -> dict[str, str]:
+    """Of the streams that tasks of a job read, by id."""
+    streams = [*jobs.streams_of(s, job.id, "source"), *jobs.streams_of(s, job.id, "internal")]
+    return {each.id: each.name for each in streams}
+
+
+def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | Unknown:
     """All tasks of the job, for a record that tasks behind a repartition go on with; or the reason why nobody knows."""
     job = jobs.get_job(s, name)
     stream = _stream(s, job, asked)
     partition = _partition(stream, asked)
     reader, inputs = _reader(s, job, stream, partition), inputs_of_job(s, job.id)
-    streams = [*jobs.streams_of(s, job.id, "source"), *jobs.streams_of(s, job.id, "internal")]
-    names = {each.id: each.name for each in streams}
+    names = _names(s, job)
     order = TaskRow.sub_topology, TaskRow.partition
     versions, given, found = set[int](), list[_Given](), list[TaskAgain]()
     left, at = MAX_RECORDS, None
     for number, task in enumerate(s.scalars(select(TaskRow).where(TaskRow.job_id == job.id).order_by(*order)).all()):
         own, moves = inputs[task.id], task_moves.moves_of(s, task)
-        if isinstance(again := _again(s, job, task, own, moves, names), str):
+        if isinstance(again := _again(s, job, task, own, moves, names), Unknown):
             return again
         found.append(again)
         for place, each in enumerate(own):
@@ -304,9 +331,9 @@ def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | str:
                     at = len(given) - 1, each.end
         versions |= {moves.spec_version} if moves is not None else set()
     if left < 0:
-        return "repartitioned"
+        return Unknown("repartitioned")
     if len(versions) != 1 or at is None:
-        return "version_changed"
+        return Unknown("version_changed", "its tasks began with several")
     place, end = at
     asked_of = given[place]
     read_to = min(end, asked_of.span.end[partition] + left)
@@ -322,20 +349,23 @@ def _again(
     inputs: Sequence[TaskInput],
     moves: task_moves.Moves | None,
     names: Mapping[str, str],
-) -> TaskAgain | str:
+) -> TaskAgain | Unknown:
     """A task as it can be run again beside the others of its job; or the reason why it can not."""
+    which = f"task {task.name}"
     if moves is None:
-        return "not_recorded"
-    if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs) or moves.ended_by == "adopt":
-        return "version_changed"
+        return Unknown("not_recorded", which)
+    if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs):
+        return Unknown("version_changed", f"{which} has other inputs")
     if moves.known_to is not None:
-        return "replayed"
-    if task_orders.is_behind_retention(moves.begin, inputs):
-        return "retention"
+        return Unknown("replayed" if moves.ended_by == "replay" else "version_changed", which)
+    if gone := _gone(task, inputs, moves, names):
+        return Unknown("retention", gone)
     skips, is_behind = _skips(s, job, inputs), any(each.sub_log is not None for each in inputs)
     place = task_orders.place_of(task, inputs)
-    if place is None or (skips and (len(inputs) > 1 or is_behind)):
-        return "several_inputs"
+    if place is None:
+        return Unknown("several_inputs", f"nobody took note of what {which} took")
+    if skips and (len(inputs) > 1 or is_behind):
+        return Unknown("several_inputs", f"{which} skipped a record")
     taken = task_orders.taken_of(task, inputs) if is_behind else None
     return TaskAgain(
         sub_topology=task.sub_topology,
@@ -400,7 +430,7 @@ def _with_history(
             advances=[(place[0], reason) for place, reason in moves.advances],
             known_to=None if moves.known_to is None else moves.known_to[0],
         )
-    names = {each.id: each.name for each in jobs.streams_of(s, job.id, "source")}
+    names = _names(s, job)
     several = SeveralInputs(
         inputs=[(names[each.stream_id], each.partition) for each in inputs],
         asked=asked,

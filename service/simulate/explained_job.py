@@ -22,11 +22,11 @@ from service.simulate.explanation import (
     NO_PLACE,
     NOWHERE,
     SHOWN_RECORDS,
-    SHOWN_WINDOWS,
     Rerun,
     SeveralInputs,
     TaskAgain,
     TaskToExplain,
+    shortened,
     unknown,
 )
 from service.simulate.taken import TakenRecords
@@ -36,7 +36,7 @@ from service.streams.partitioner import split_by_partition
 from service.streams.records import REPARTITION_SCHEMA, as_records
 from service.streams.topology.chain import ChainResult
 from service.streams.topology.graph import Topology
-from service.streams.topology.trails import MAX_OUTPUTS, Fate
+from service.streams.topology.trails import Fate
 
 Int64s = npt.NDArray[np.int64]
 At = tuple[int, int]  # sub-topology, partition of a task
@@ -60,9 +60,9 @@ def explain_all(task: TaskToExplain, batches: Iterable[pa.RecordBatch], folder: 
         job = JobRerun(task, batches, folder, opened)
         try:
             job.run()
-        except OrderUnknown:
-            return unknown("several_inputs")
-        return job.answer()
+        except OrderUnknown as error:
+            return unknown("several_inputs", str(error))
+        return shortened(job.answer())
 
 
 class _Log:
@@ -147,7 +147,7 @@ class JobRerun:
                     self._run(number, again, opened)
 
     def answer(self) -> dict[str, Any]:
-        """As that of the one task, with what became of the last record in the others."""
+        """As that of the one task, with what became of the last record in the others; not `shortened` yet."""
         found = self.first.answer()
         last = self.first.last
         if last is None:
@@ -161,7 +161,6 @@ class JobRerun:
             found["outputs"] += rerun.outputs(number)
             windows = rerun.windows(self._taken[at].stamp_of(number))
             found["windows"] += [each for each in windows if each not in found["windows"]]
-        found["outputs"], found["windows"] = found["outputs"][:MAX_OUTPUTS], found["windows"][-SHOWN_WINDOWS:]
         return found
 
     # ---------------------------------------------------------------- running
@@ -175,7 +174,7 @@ class JobRerun:
             for table, position, (stream, _) in zip(tables, again.position, again.inputs, strict=True)
         ]
         if not all(are_there) or not _is_as_remembered(again, taken):
-            raise OrderUnknown
+            raise OrderUnknown(f"task {_name(at)} had taken others than come out now")
         self._taken[at] = taken
         rerun = self._rerun(at, again, taken, opened)
         for batch in taken.batches():
@@ -236,7 +235,11 @@ class JobRerun:
         for each in result.repartitioned:
             ordinals = each.rows.column("ordinal").to_numpy()
             if reason is None and (ordinals < 0).any():
-                raise OrderUnknown  # it waited in a store: its `aligned_at` depends on how batches were cut
+                # its `aligned_at` depends on how batches were cut
+                raise OrderUnknown(
+                    f"more came of a record of task {_name(at)} than one commit takes, and waited in front of"
+                    f" {each.stream}; between which records of other tasks it went on, nobody took note of"
+                )
             words = result.origins.words(ordinals)
             causes = words if reason is None else np.full(len(ordinals), _CLOSED[reason])
             columns = [*as_records(each.rows).columns, pa.array(batch.reached(ordinals))]
@@ -302,6 +305,10 @@ class JobRerun:
         if cause < 0:
             return {**NO_PLACE, "timestamp": taken.stamp_of(number), "reason": _REASONS[cause]}
         return self._origin((self._writers[stream], partition), cause)
+
+
+def _name(at: At) -> str:
+    return f"{at[0]}_{at[1]}"
 
 
 def _is_as_remembered(again: TaskAgain, taken: TakenRecords) -> bool:

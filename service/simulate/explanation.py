@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,7 +34,16 @@ from service.streams.records import ALIGNED_AT_FIELD, RECORD_SCHEMA
 from service.streams.stores.reading import Query, read, read_page
 from service.streams.topology.chain import Chain, ChainResult
 from service.streams.topology.graph import Topology, form_of
-from service.streams.topology.trails import Consequence, Fate, FinalResult, TimeMove, Times, Trail, WindowTrail
+from service.streams.topology.trails import (
+    MAX_OUTPUTS,
+    Consequence,
+    Fate,
+    FinalResult,
+    TimeMove,
+    Times,
+    Trail,
+    WindowTrail,
+)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -49,8 +58,7 @@ _MOST_ENTRIES: Final = 1000  # of a key, that a page of a store has
 _WHY: Final[Mapping[str, str]] = {
     "no_record": "no record of the task has this key, and what else was asked for",
     "unread": "the task has not read the record yet",
-    "several_inputs": "some record of several inputs, or behind a repartition, was skipped, or waited for its turn in a"
-    " store: the order in which a task took these is not recorded",
+    "several_inputs": "the order in which a task took records of several inputs, or of a repartition, is not recorded",
     "not_recorded": "where the task began was not recorded: it is older than that, or goes on from another job's",
     "retention": "records that the task has read are gone: what it kept of them is not known",
     "repartitioned": "tasks behind a repartition go on with it, and more would have to be run again for these than is",
@@ -120,17 +128,46 @@ class TaskToExplain(msgspec.Struct, frozen=True):
     tasks: Sequence[TaskAgain] = ()
 
 
-def unknown(reason: str, why: str | None = None, known_from: int | None = None) -> dict[str, Any]:
+class Unknown(NamedTuple):
+    """Why nobody knows, and of which task or record that is so."""
+
+    reason: str
+    where: str = ""
+
+    @property
+    def why(self) -> str:
+        """In words."""
+        return f"{_WHY[self.reason]}: {self.where}" if self.where else _WHY[self.reason]
+
+
+def unknown(reason: str, where: str = "", known_from: int | None = None) -> dict[str, Any]:
     """The answer where nobody knows."""
-    return {**_verdict("unknown", reason=reason), "why": why or _WHY[reason], "known_from": known_from, **_NO_RECORDS}
+    why = Unknown(reason, where).why
+    return {**_verdict("unknown", reason=reason), "why": why, "known_from": known_from, **_NO_RECORDS}
 
 
-def said_no_further(before: Mapping[str, Any], reason: str) -> dict[str, Any]:
+def is_handed_on(answer: Mapping[str, Any]) -> bool:
+    """Whether tasks behind a repartition go on with a record, of whom nothing is said."""
+    return any(each["reason"] == "repartitioned" for each in (answer, *answer["records"]))
+
+
+def said_no_further(before: Mapping[str, Any], reason: str, why: str) -> dict[str, Any]:
     """An answer where nobody knows what became of records that tasks behind a repartition go on with, and why not."""
     records = [each | ({"reason": reason} if each["reason"] == "repartitioned" else {}) for each in before["records"]]
     if before["reason"] != "repartitioned":
         return {**before, "records": records}
-    return {**before, "reason": reason, "why": _WHY[reason], "records": records}
+    return {**before, "reason": reason, "why": why, "records": records}
+
+
+def shortened(answer: dict[str, Any]) -> dict[str, Any]:
+    """As much of an answer as is shown, and of which of its lists there is more."""
+    shown = {
+        "records": answer["records"][-SHOWN_RECORDS:],
+        "outputs": answer["outputs"][:MAX_OUTPUTS],
+        "windows": answer["windows"][-SHOWN_WINDOWS:],
+    }
+    there = {name: len(answer[name]) for name in shown} | {"records": answer["matched"]}
+    return {**answer, **shown, "cut": [name for name, each in shown.items() if len(each) < there[name]]}
 
 
 NO_PLACE: Final[Mapping[str, Any]] = {"stream": None, "partition": None, "offset": None}
@@ -141,6 +178,7 @@ _NO_RECORDS: Final[Mapping[str, Any]] = {
     "outputs": [],
     "records": [],
     "windows": [],
+    "cut": [],
 }
 
 
@@ -159,7 +197,7 @@ def explain(task: TaskToExplain, batches: Iterable[pa.RecordBatch], folder: Path
             run, batches = Rerun(in_one(task, task.several, taken), folder, opened, taken), taken.batches()
         for batch in batches:
             run.feed(batch)
-        return run.answer()
+        return shortened(run.answer())
 
 
 def in_one(task: TaskToExplain, several: SeveralInputs, taken: TakenRecords) -> TaskToExplain:
@@ -216,7 +254,7 @@ class Rerun:
             reached = None if reached is None else reached[count:]
 
     def answer(self) -> dict[str, Any]:
-        """What became of the last record that is asked for, and of those before it."""
+        """What became of the last record that is asked for, and of those before it; not `shortened` yet."""
         told = self.fates(SHOWN_RECORDS)
         if not told:
             return unknown("no_record", known_from=self._known_from)
@@ -231,7 +269,7 @@ class Rerun:
             "path": self.path(at) if self.is_run(at) else [],
             "outputs": self.outputs(at),
             "records": told,
-            "windows": windows[-SHOWN_WINDOWS:],
+            "windows": windows,
         }
 
     def fates(self, most: int) -> list[dict[str, Any]]:

@@ -317,7 +317,9 @@ class Trail:
                 yield Station(repartition.name, "dropped", _let_go(repartition.name, step).reason)
 
     def outputs(self, offset: int) -> list[Consequence]:
-        """What came out because of a record: the last one that was followed, of others nobody knows."""
+        """What came out because of a record: the last one that was followed, of others nobody knows. There is one more
+        than MAX_OUTPUTS where there are more.
+        """
         return self._outputs.get(offset, [])
 
     def windows(self, timestamp: int, stored: Mapping[str, Iterable[Times]]) -> Iterator[WindowTrail]:
@@ -471,7 +473,7 @@ class Trail:
         for (stream, records), ordinals in zip(result.outputs, result.ordinals, strict=True):
             words = result.origins.words(ordinals)
             for i in np.flatnonzero(np.isin(words, own)).tolist():
-                if len(self._outputs[int(words[i])]) < MAX_OUTPUTS:
+                if len(self._outputs[int(words[i])]) <= MAX_OUTPUTS:
                     self._outputs[int(words[i])] += [
                         Consequence(stream, row) for row in records.slice(i, 1).to_pylist()
                     ]
