@@ -31,7 +31,7 @@ from service.simulate.explanation import (
     SeveralInputs,
     TaskAgain,
     TaskToExplain,
-    Unknown,
+    WhyUnknown,
     is_handed_on,
     said_no_further,
     unknown,
@@ -229,7 +229,7 @@ async def _explained(state: Any, found: _ToExplain) -> bytes | Refusal:
 async def _explained_by_all(state: Any, job: str, asked: ExplainQuery, before: dict[str, Any]) -> bytes | Refusal:
     """What all tasks of the job say of a record; where they do not, what the first one said, and why no more."""
     found = await run_in_threadpool(state.catalog.read, _find_all, job, asked)
-    if isinstance(found, Unknown):
+    if isinstance(found, WhyUnknown):
         return orjson.dumps(said_no_further(before, found.reason, found.why))
     said = await _explained(state, found)
     if isinstance(said, Refusal):
@@ -307,7 +307,7 @@ def _names(s: Session, job: JobRow) -> dict[str, str]:
     return {each.id: each.name for each in streams}
 
 
-def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | Unknown:
+def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | WhyUnknown:
     """All tasks of the job, for a record that tasks behind a repartition go on with; or the reason why nobody knows."""
     job = jobs.get_job(s, name)
     stream = _stream(s, job, asked)
@@ -319,7 +319,7 @@ def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | Unknow
     left, at = MAX_RECORDS, None
     for number, task in enumerate(s.scalars(select(TaskRow).where(TaskRow.job_id == job.id).order_by(*order)).all()):
         own, moves = inputs[task.id], task_moves.moves_of(s, task)
-        if isinstance(again := _again(s, job, task, own, moves, names), Unknown):
+        if isinstance(again := _again(s, job, task, own, moves, names), WhyUnknown):
             return again
         found.append(again)
         for place, each in enumerate(own):
@@ -331,9 +331,9 @@ def _find_all(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | Unknow
                     at = len(given) - 1, each.end
         versions |= {moves.spec_version} if moves is not None else set()
     if left < 0:
-        return Unknown("repartitioned")
+        return WhyUnknown("repartitioned")
     if len(versions) != 1 or at is None:
-        return Unknown("version_changed", "its tasks began with several")
+        return WhyUnknown("version_changed", "its tasks began with several")
     place, end = at
     asked_of = given[place]
     read_to = min(end, asked_of.span.end[partition] + left)
@@ -349,23 +349,23 @@ def _again(
     inputs: Sequence[TaskInput],
     moves: task_moves.Moves | None,
     names: Mapping[str, str],
-) -> TaskAgain | Unknown:
+) -> TaskAgain | WhyUnknown:
     """A task as it can be run again beside the others of its job; or the reason why it can not."""
     which = f"task {task.name}"
     if moves is None:
-        return Unknown("not_recorded", which)
+        return WhyUnknown("not_recorded", which)
     if len(moves.begin) != len(inputs) or any(each.is_removed for each in inputs):
-        return Unknown("version_changed", f"{which} has other inputs")
+        return WhyUnknown("version_changed", f"{which} has other inputs")
     if moves.known_to is not None:
-        return Unknown("replayed" if moves.ended_by == "replay" else "version_changed", which)
+        return WhyUnknown("replayed" if moves.ended_by == "replay" else "version_changed", which)
     if gone := _gone(task, inputs, moves, names):
-        return Unknown("retention", gone)
+        return WhyUnknown("retention", gone)
     skips, is_behind = _skips(s, job, inputs), any(each.sub_log is not None for each in inputs)
     place = task_orders.place_of(task, inputs)
     if place is None:
-        return Unknown("several_inputs", f"nobody took note of what {which} took")
+        return WhyUnknown("several_inputs", f"nobody took note of what {which} took")
     if skips and (len(inputs) > 1 or is_behind):
-        return Unknown("several_inputs", f"{which} skipped a record")
+        return WhyUnknown("several_inputs", f"{which} skipped a record")
     taken = task_orders.taken_of(task, inputs) if is_behind else None
     return TaskAgain(
         sub_topology=task.sub_topology,

@@ -128,7 +128,7 @@ class TaskToExplain(msgspec.Struct, frozen=True):
     tasks: Sequence[TaskAgain] = ()
 
 
-class Unknown(NamedTuple):
+class WhyUnknown(NamedTuple):
     """Why nobody knows, and of which task or record that is so."""
 
     reason: str
@@ -142,7 +142,7 @@ class Unknown(NamedTuple):
 
 def unknown(reason: str, where: str = "", known_from: int | None = None) -> dict[str, Any]:
     """The answer where nobody knows."""
-    why = Unknown(reason, where).why
+    why = WhyUnknown(reason, where).why
     return {**_verdict("unknown", reason=reason), "why": why, "known_from": known_from, **_NO_RECORDS}
 
 

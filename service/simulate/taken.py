@@ -65,7 +65,7 @@ class TakenRecords:
     def table_of(batches: Sequence[pa.RecordBatch]) -> pa.Table:
         """The records of an input of a user's stream."""
         own = [batch.select(_SCHEMA.names).replace_schema_metadata() for batch in batches]
-        return pa.Table.from_batches(own, None if own else _SCHEMA)
+        return pa.Table.from_batches(own, own[0].schema).cast(_SCHEMA) if own else _SCHEMA.empty_table()
 
     def key_of(self, number: int) -> bytes | None:
         """The key of a record."""

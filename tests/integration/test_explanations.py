@@ -6,15 +6,20 @@ That verdicts are right is shown by tests/conformance/test_explain.py; here is h
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from sqlalchemy import update
 
 from benchmarks.running import wait_until
 from service.api import explanations
 from service.catalog.tables import PartitionRow
+from service.problems import Refusal
+from service.simulate.processes import Simulations
+from service.streams.errors import ExplanationTooLarge
 from service.streams.partitioner import partition_of_key
 from tests import naive_explain
 from tests.serving import Serving
@@ -197,6 +202,171 @@ def test_a_job_behind_a_repartition_says_of_each_record_what_its_naive_twin_says
     assert {each["verdict"] for each in told.values()} == {"in", "out"}
 
 
+class Drawn:
+    """Rounds of records, each posted and taken before the next: what was drawn of them before lies at lower offsets."""
+
+    def __init__(self, seed: int) -> None:
+        self.drawn, self.time = random.Random(seed), 50
+
+    def records(self, keys: str) -> list[tuple[str, int, Json]]:
+        found = []
+        for _ in range(self.drawn.randint(1, 8)):
+            self.time = max(0, self.time + self.drawn.choice([-9, -4, 0, 1, 2, 5, 17]))
+            value = {"user": self.drawn.choice("uvwxy"), "id": self.drawn.choice("klmnop")}
+            found.append((self.drawn.choice(keys), self.time, value))
+        return found
+
+
+def check_told(
+    http: httpx.Client, name: str, keys: str, told: dict[tuple[str, int, int], Json], **streams: int
+) -> None:
+    """Each record of the keys in streams with so many partitions: `told` by (stream, partition, offset)."""
+    for stream, partitions in streams.items():
+        for key in keys:
+            found = explain(http, name, key=key, stream=f"{name}-{stream}")
+            assert found["records"], (stream, key)
+            for each in found["records"]:
+                place = (f"{name}-{stream}", partition_of_key(key.encode(), partitions), each["offset"])
+                twin = told[place]
+                assert each == {"offset": each["offset"], "timestamp": each["timestamp"]} | twin, place
+    assert {each["verdict"] for each in told.values()} == {"in", "out"}
+
+
+def blamed(cause: Json | None, places: list[tuple[str, int, int]]) -> Json | None:
+    """A cause of a twin, whose offsets are numbers of records that lie at these places."""
+    if cause is None:
+        return None
+    return {**cause, **dict(zip(("stream", "partition", "offset"), places[cause["offset"]], strict=True))}
+
+
+def test_behind_two_repartitions_each_record_is_what_naive_twins_in_a_row_say(http: httpx.Client) -> None:
+    """The second twin gets what the first lets go, as late as all that this had taken."""
+    once = ANYWHERE | {"interval_ms": 30}
+    by_user = {"op": "select_key", "name": "by_user", "key": "value->>'user'"}
+    tens = {"op": "aggregate", "name": "tens", "window": {"type": "tumbling", "size_ms": 12}, "aggregates": COUNT}
+    make(http, "twice", once, by_user, tens, FINAL, partitions=2)
+    drawn, writers, rounds = Drawn(5), [[], []], []
+    for _ in range(15):
+        records = drawn.records(drawn.drawn.choice(["a", "d", "ad", "ad"]))
+        post(http, "twice", *records)
+        for key, stamp, value in records:
+            writers[partition_of_key(key.encode(), 2)].append({"key": key, "timestamp": stamp, "value": value})
+        rounds.append([len(each) for each in writers])
+
+    def target_of(member: str, record: Json) -> int:
+        return partition_of_key(record["value"][member].encode(), 2)
+
+    told: dict[tuple[str, int, int], Json] = {}
+    second: list[list[Json]] = [[], []]
+    second_rounds = [[0, 0] for _ in rounds]
+    for target in range(2):
+        parts = naive_explain.taken_behind(writers, rounds, lambda each: target_of("id", each), target)
+        taken = [place for part in parts for place in part]
+        places = [("twice-in", writer, offset) for writer, offset in taken]
+        own = [writers[writer][offset] for writer, offset in taken]
+        for place, record, each in zip(places, own, naive_explain.deduplicate(once, own), strict=True):
+            told[place] = each | {"cause": blamed(each["cause"], places)}
+            reached = max(before["timestamp"] for before in writers[place[1]][: place[2] + 1])
+            to = target_of("user", record) if each["verdict"] == "in" else None
+            second[target].append({"timestamp": reached, "place": place, "to": to})
+        for number in range(len(rounds)):
+            second_rounds[number][target] = sum(map(len, parts[: number + 1]))
+    assert {each["verdict"] for each in told.values()} == {"in", "out"}
+    for target in range(2):
+        parts = naive_explain.taken_behind(second, second_rounds, lambda each: each["to"], target)
+        places = [second[writer][number]["place"] for part in parts for writer, number in part]
+        own = [writers[partition][offset] for _, partition, offset in places]
+        twin = naive_explain.Windows(tens, [{**each, "key": each["value"]["user"]} for each in own])
+        for place, each in zip(places, twin.told, strict=True):
+            told[place] = each | {"cause": blamed(each["cause"], places)}
+    assert {each["operator"] for each in told.values()} == {"anywhere", "tens"}
+    check_told(http, "twice", "ad", told, **{"in": 2})
+
+
+def test_a_stream_of_a_user_beside_a_repartition_is_taken_by_time_with_it(http: httpx.Client) -> None:
+    """The source with fewer partitions goes through a repartition, and its records meet those of the other."""
+    for name, partitions in (("beside-in", 2), ("beside-two", 3)):
+        http.post("/v1/streams", json={"name": name, "partitions": partitions}).raise_for_status()
+    visits = VISITS | {"window": {"type": "session", "gap_ms": 3}}
+    spec = {"name": "beside", "source": ["beside-in", "beside-two"], "sink": "beside-out", "operators": [visits]}
+    http.post("/v1/jobs", json=spec | {"commit_interval_ms": 0}).raise_for_status()
+    drawn = Drawn(8)
+    read: dict[str, list[list[Json]]] = {"beside-in": [[], []], "beside-two": [[], [], []]}
+    rounds = []
+    for number in range(20):
+        stream = "beside-two" if number % 3 else "beside-in"
+        records = drawn.records("adeg")
+        body = [{"key": key, "timestamp": at, "value": value} for key, at, value in records]
+        http.post(f"/v1/streams/{stream}/records", json={"records": body}).raise_for_status()
+        http.get("/v1/jobs/beside", params=CAUGHT_UP).raise_for_status()
+        own = read[stream]
+        for each in body:
+            own[partition_of_key(each["key"].encode(), len(own))].append(each)
+        rounds.append({name: [len(each) for each in parts] for name, parts in read.items()})
+    told: dict[tuple[str, int, int], Json] = {}
+    for target in range(3):
+        writers = [*read["beside-in"], read["beside-two"][target]]
+        ends = [[*at["beside-in"], at["beside-two"][target]] for at in rounds]
+        parts = naive_explain.taken_behind(
+            writers, ends, lambda each: partition_of_key(each["key"].encode(), 3), target
+        )
+        taken = [place for part in parts for place in part]
+        places = [
+            ("beside-in", writer, offset) if writer < 2 else ("beside-two", target, offset) for writer, offset in taken
+        ]
+        twin = naive_explain.Windows(visits, [writers[writer][offset] for writer, offset in taken])
+        for place, each in zip(places, twin.told, strict=True):
+            told[place] = each | {"cause": blamed(each["cause"], places)}
+    check_told(http, "beside", "adeg", told, **{"in": 2, "two": 3})
+
+
+def test_where_all_tasks_are_too_much_the_first_says_that_others_go_on(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More records than are run again; or more time and memory than there is."""
+    make(http, "across-long", POSITIVE, ANYWHERE, partitions=2)
+    post(
+        http, "across-long", ("a", 1, {"id": "x", "n": 1}), ("a", 2, {"id": "y", "n": 0}), ("d", 1, {"id": "x", "n": 1})
+    )
+    asked = {"key": "a", "timestamp": 1}
+    assert explain(http, "across-long", **asked)["verdict"] == "in"
+    with monkeypatch.context() as patched:
+        patched.setattr(explanations, "MAX_RECORDS", 2)
+        cut_off = explain(http, "across-long", **asked)
+        assert explain(http, "across-long", key="a")["reason"] == "filtered"
+    asks_one = Simulations.explain
+    refusal = Refusal(422, ExplanationTooLarge.code, "more than time allows")
+
+    async def explain_one(simulations: Simulations, frames: AsyncIterator[bytes]) -> bytes | Refusal:
+        first = await anext(frames)
+        if msgspec.json.decode(first)["tasks"]:
+            return refusal
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield first
+            async for frame in frames:
+                yield frame
+
+        answer: bytes | Refusal = await asks_one(simulations, whole())
+        return answer
+
+    monkeypatch.setattr(Simulations, "explain", explain_one)
+    assert explain(http, "across-long", **asked) == cut_off
+    said = (cut_off["verdict"], cut_off["operator"], cut_off["reason"])
+    assert said == ("unknown", "anywhere", "repartitioned")
+    assert (cut_off["record"]["offset"], cut_off["known_from"]) == (0, 0)
+
+
+def test_of_more_records_than_are_shown_the_last_are_and_the_answer_says_so(http: httpx.Client) -> None:
+    make(http, "many-why", ONCE)
+    post(http, "many-why", *(("a", at, {"id": "x"}) for at in range(100)))
+    assert explain(http, "many-why", key="a")["cut"] == []
+    post(http, "many-why", ("a", 100, {"id": "x"}))
+    found = explain(http, "many-why", key="a")
+    assert (found["matched"], found["cut"]) == (101, ["records"])
+    assert [each["offset"] for each in found["records"]] == list(range(1, 101))
+
+
 def test_what_others_do_not_know_of_a_record_says_why(http: httpx.Client, working: Serving) -> None:
     make(http, "across-gone", POSITIVE, ANYWHERE, partitions=2)
     post(http, "across-gone", ("a", 1, {"id": "x", "n": 1}), ("d", 1, {"id": "x", "n": 1}))
@@ -206,7 +376,9 @@ def test_what_others_do_not_know_of_a_record_says_why(http: httpx.Client, workin
     working.catalog.write(lambda s: s.execute(gone))
     found = explain(http, "across-gone", key="a")
     assert (found["verdict"], found["operator"], found["reason"]) == ("unknown", "anywhere", "retention")
-    assert found["why"]
+    other = partition_of_key(b"d", 2)
+    of_other = f"task 0_{other} read across-gone-in partition {other} from offset 0 on, which begins at 1 now"
+    assert found["why"].endswith(of_other)
     assert [each["reason"] for each in found["records"]] == ["retention"]
 
 

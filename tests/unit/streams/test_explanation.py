@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from service.simulate import explain_child, explanation
 from service.simulate.child import Limits
-from service.simulate.explanation import TaskToExplain, explain
+from service.simulate.explained_job import explain_all
+from service.simulate.explanation import TaskAgain, TaskToExplain, explain
+from service.streams.operators import aggregate
 from tests.task import batch_of, job
 
 COUNT = {"n": {"fn": "count"}}
@@ -110,6 +112,36 @@ def test_a_record_whose_target_can_not_be_found_ends_there(tmp_path):
 def test_a_buffer_has_what_came_for_it(tmp_path):
     hold = {"op": "suppress", "name": "hold", "until": "time_limit", "time_limit_ms": 100, "buffer": {}}
     assert verdict(said(tmp_path, [hold], (1, {}))) == ("in", "hold", None, None)
+
+
+def test_of_many_windows_and_outputs_some_are_shown_and_the_answer_says_so(tmp_path):
+    hops = HOPS | {"size_ms": 1_010, "advance_ms": 10, "grace_ms": 0}
+    operators = [{"op": "aggregate", "name": "hops", "window": hops, "aggregates": COUNT}]
+    found = said(tmp_path, operators, (5_000, None))
+    assert (len(found["windows"]), len(found["outputs"]), found["cut"]) == (100, 100, ["outputs", "windows"])
+
+
+def test_what_waited_in_front_of_a_repartition_leaves_its_readers_unknown(tmp_path, monkeypatch):
+    """A record closes more than one commit lets go: where the rest came in between others depends on commits."""
+    monkeypatch.setattr(aggregate, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(explanation, "_FED_RECORDS", 1)
+    tens = {
+        "op": "aggregate",
+        "name": "tens",
+        "window": {"type": "tumbling", "size_ms": 10, "grace_ms": 50},
+        "aggregates": COUNT,
+    }
+    tens |= {"emit": "on_window_close"}
+    twice = {"op": "deduplicate", "name": "twice", "id": "value->>'n'", "interval_ms": 10}
+    topology = job([tens, twice], partitions={"in": 2}).to_json()
+    [log] = topology["sub_topologies"][1]["sources"]
+    tasks = [TaskAgain(0, p, [("in", p)], (0,), (4 * (1 - p),)) for p in range(2)]
+    tasks += [TaskAgain(1, p, [(log, w) for w in range(2)], (0, 0), (0, 0)) for p in range(2)]
+    task = TaskToExplain(topology, 0, "in", 0, "fail", key=b"k", tasks=tasks)
+    records = rows(*((at, {}) for at in (1, 11, 21, 199)))
+    found = explain_all(task, [records.replace_schema_metadata({"task": "0", "input": "0"})], tmp_path)
+    assert (found["verdict"], found["reason"]) == ("unknown", "several_inputs")
+    assert "of task 0_0 than one commit takes" in found["why"]
 
 
 def test_what_came_behind_a_change_is_unknown(tmp_path):
