@@ -66,6 +66,11 @@ export function Badge({ kind }: { kind: string }) {
   return <span className={`badge badge-${kind.split(":")[0]!.replaceAll(" ", "-")}`}>{kind}</span>;
 }
 
+/** Whether it is that there is no such thing: then its page says what to do. */
+export function isMissing(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 404;
+}
+
 /** Why something is not shown. */
 export function Failure({ error, what }: { error: unknown; what: string }) {
   const problem = error instanceof ApiError ? error.problem : undefined;

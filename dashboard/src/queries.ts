@@ -8,7 +8,7 @@ import {
   useQuery,
   type UseQueryResult,
 } from "@tanstack/react-query";
-import { useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
 
 import {
   api,
@@ -153,10 +153,16 @@ async function accepted<T>(resource: string, answer: { data?: T; error?: unknown
 }
 
 /** A resource as it is now, and from now on; kept by its address, whoever asks for it. It comes as an event where it
- * changes, and is polled for (`everyMs`) where no events come. */
+ * changes, and is polled for (`everyMs`) where no events come. Why it is not there stays while it is asked for again: a
+ * page that showed its parts meanwhile would follow what they show, and ask for all of it, again and again. */
 export function useLive<P extends Resource>(resource: P, asked: Asked<P> = {}, everyMs = LIVE_MS): UseQueryResult<Seen<Content<P>>> {
-  const isLive = useEvents([addressOf(resource, asked)]) === "1";
-  return useQuery(live(resource, asked, everyMs, isLive));
+  const address = addressOf(resource, asked);
+  const isLive = useEvents([address]) === "1";
+  const found = useQuery(live(resource, asked, everyMs, isLive));
+  const failed = useRef<{ address: string; error: Error | null }>({ address, error: null });
+  if (found.data !== undefined || found.error !== null || failed.current.address !== address)
+    failed.current = { address, error: found.error };
+  return { ...found, error: failed.current.error } as typeof found;
 }
 
 /** The same of several at once: of each job, say. */

@@ -3,7 +3,7 @@ import { Group, SegmentedControl } from "@mantine/core";
 import { useSearchParams } from "wouter";
 
 import { bytes, count } from "../figures";
-import { Answered, Curl, Facts, Page, To } from "../parts";
+import { Answered, Curl, Empty, Facts, Page, To, curlOf, isMissing } from "../parts";
 import { useLive, useStream } from "../queries";
 import { followed } from "../tail";
 import { span } from "../time";
@@ -24,6 +24,16 @@ export default function StreamPage({ stream: name }: { stream: string }) {
   const stream = useStream(name);
   const usage = useLive("/v1/streams/{stream}:usage", { path: { stream: name } }, 5_000);
   const [params, setParams] = useSearchParams();
+  if (stream.data === undefined && isMissing(stream.error)) {
+    return (
+      <Page title={name}>
+        <Empty curl={curlOf("/v1/streams", "POST", { name, partitions: 4 })}>
+          No stream has this name (any more): it was deleted, or is called otherwise. Those that there are stand in{" "}
+          <To page="/streams">the streams</To>; a new one is made by one request:
+        </Empty>
+      </Page>
+    );
+  }
   const view = VIEWS.find(({ value }) => value === params.get("view"))?.value ?? "browse";
   const path = view === "tail" ? followed(name, chosenIn(params)) : view === "browse" ? recordsPath(name, params) : `/v1/streams/${name}`;
   return (

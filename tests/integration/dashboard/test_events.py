@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -119,11 +120,17 @@ def test_where_no_events_come_pages_ask(service: Serving, open_page: Open) -> No
 
 
 def test_what_was_refused_says_so_and_is_shown_once_it_is_there(service: Serving, open_page: Open) -> None:
-    page = open_page("/admin/jobs/events_later", gone="events_later")
-    expect(page.get_by_role("alert").first).to_contain_text("Not Found")
+    page = open_page("/admin", gone="events_later")
+    followed: list[str] = []
+    page.on("request", lambda request: followed.append(request.url) if "/v1/events" in request.url else None)
+    left = quote("/v1/jobs/events_later", safe="") + "," + quote("/v1/jobs/events_later/metrics", safe="")
+    with page.expect_request(lambda request: request.url.endswith(f"/v1/events?topics={left}")):
+        page.goto("/admin/jobs/events_later")
+    expect(page.get_by_text("No job has this name (any more)")).to_be_visible()
     spec = {"name": "events_later", "source": "events-clicks", "operators": []}
     service.client("writer").post("/v1/jobs", json=spec).raise_for_status()
     is_shown(page, "running")
+    assert len(followed) <= 4, followed  # all of the page, that it is not there, all of it again; and nothing in between
 
 
 def test_topics_follow_the_page(service: Serving, open_page: Open) -> None:

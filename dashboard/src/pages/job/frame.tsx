@@ -1,9 +1,8 @@
 // What all pages of a job have: its name, how it stands, and the way to each of them.
-import { ApiError } from "@millrace/client";
 import type { ReactNode } from "react";
 import { Link } from "wouter";
 
-import { Badge, Empty, Page, To } from "../../parts";
+import { Badge, Empty, Page, To, isMissing } from "../../parts";
 import { useJob } from "../../queries";
 
 export const TABS = ["status", "time", "why", "dropped", "state", "assignment", "try"] as const;
@@ -17,7 +16,7 @@ export function pageOf(job: string, tab: Tab = "status"): string {
 export function JobFrame({ job, tab, beside, children }: { job: string; tab: Tab; beside?: ReactNode; children: ReactNode }) {
   const { data, error } = useJob(job);
   const state = data?.now.state;
-  if (data === undefined && error instanceof ApiError && error.status === 404) {
+  if (data === undefined && isMissing(error)) {
     return (
       <Page title={job}>
         <Empty>
