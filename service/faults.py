@@ -5,9 +5,9 @@ point, once (the token is taken away first). A number in the file is how many pa
 It refuses to know what any point means. It reads the environment itself (`MILLRACE_FAULTS` names the folder;
 unset = nothing ever happens), because it has to work in every process of ours, also in Spark's workers.
 
-Points: segment.before_write, segment.after_write, commit.before, commit.after, replay.middle,
-ingest.before_publish, ingest.after_publish, flush.before_stage, flush.in_stage, change.before, change.after,
-rebalance.decided.
+Points: segment.before_write, segment.after_write, commit.before, commit.after, order.noted,
+replay.middle, ingest.before_publish, ingest.after_publish, flush.before_stage, flush.in_stage, change.before,
+change.after, rebalance.decided.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ function options(
         dash: DASHES[number % DASHES.length]!,
         width: 1.75,
         spanGaps: false,
+        points: { show: true, size: 4, filter: alone },
       })),
     ],
     hooks: {
@@ -108,6 +109,12 @@ function options(
       ],
     },
   };
+}
+
+/** Values between two gaps, which no line shows. */
+function alone(made: uPlot, line: number): number[] {
+  const values = made.data[line]!;
+  return [...values.keys()].filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
 }
 
 function within(low: number | null, high: number | null, isFromZero: boolean): [number, number] {

@@ -1,5 +1,5 @@
 // How what the API answers is kept: for how long, and what becomes of a session that has ended.
-import { ApiError, type paths } from "@millrace/client";
+import { ApiError, type components, type paths } from "@millrace/client";
 import {
   QueryCache,
   QueryClient,
@@ -233,6 +233,11 @@ export function useHistory(job: string): UseQueryResult<Transition[]> {
 
 export function useStreams(): UseQueryResult<Seen<Stream[]>> {
   return useEvery("/v1/streams");
+}
+
+/** Who writes and reads each stream, however many there are. */
+export function useUsage(): UseQueryResult<Seen<components["schemas"]["StreamUsageView"][]>> {
+  return useEvery("/v1/streams:usage", {}, 5_000);
 }
 
 export function useStream(stream: string): UseQueryResult<Stream> {

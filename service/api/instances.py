@@ -92,7 +92,9 @@ class LostExecutorView(BaseModel):
 
     executor: Annotated[str, Field(description="What Spark calls it.")]
     lost_at: Annotated[Moment, Field(description="When its slots ended.")]
-    slots: Annotated[int, Field(description="How many slots ended with it, of jobs that want slots now.")]
+    slots: Annotated[
+        int, Field(description="How many slots ended with it that their jobs still want on this instance.")
+    ]
     back: Annotated[int, Field(description="How many of them the instance runs again.")]
 
 

@@ -53,7 +53,7 @@ class SeriesQuery(BaseModel):
             ge=LEAST_STEP_MS,
             le=DAY_MS,
             description="From point to point, ms; at least a minute where the range begins more than an hour ago. "
-            "Without it that, or 10 s.",
+            "Without it that, or 10 s, or as often as figures are noted (`MILLRACE_SAMPLE_EVERY_MS`).",
         ),
     ] = None
 
@@ -134,7 +134,7 @@ class Seen(NamedTuple):
 @router.get("/v1/series", responses={200: {"model": ServiceSeriesView}, **declared(401, 403, 422)})
 def get_series(request: Request, _: Reader, asked: Annotated[SeriesQuery, Query()]) -> Response:
     """Show what went in and out of all streams and jobs over time: up to the last 24 hours."""
-    history, grid = seen = request.state.catalog.read(_seen, asked)
+    history, grid = seen = request.state.catalog.read(_seen, asked, _every_ms(request))
     busy = history.summed_rates("busy_us", grid)
     names = ("appended_records", "appended_bytes", "records_in", "records_out", "dropped")
     return answer(
@@ -148,7 +148,7 @@ def get_series(request: Request, _: Reader, asked: Annotated[SeriesQuery, Query(
 @router.get("/v1/jobs/{job:name}/series", responses={200: {"model": JobSeriesView}, **declared(401, 403, 404, 422)})
 def get_job_series(request: Request, job: str, _: Reader, asked: Annotated[SeriesQuery, Query()]) -> Response:
     """Show a job's rates, lag, stream time, stores over time: up to the last 24 hours."""
-    job_id, seen = request.state.catalog.read(_of_job, job, asked)
+    job_id, seen = request.state.catalog.read(_of_job, job, asked, _every_ms(request))
     return answer(_job_series(job_id, seen))
 
 
@@ -159,7 +159,7 @@ def get_stream_series(
     request: Request, stream: NamedStream, _: Reader, asked: Annotated[SeriesQuery, Query()]
 ) -> Response:
     """Show what was appended to a stream of users over time: up to the last 24 hours."""
-    stream_id, seen = request.state.catalog.read(_of_stream, stream, asked)
+    stream_id, seen = request.state.catalog.read(_of_stream, stream, asked, _every_ms(request))
     history, grid = seen
     names = {"records": "appended_records", "bytes": "appended_bytes"}
     return answer(
@@ -194,19 +194,24 @@ def _scaled(us: Rates) -> Rates:
     return [None if value is None else value / 1e6 for value in us]
 
 
+def _every_ms(request: Request) -> int:
+    every_ms: int = request.state.settings.sample_every_ms
+    return every_ms
+
+
 # ---------------------------------------------------------------- in a transaction
 
 
-def _of_job(s: Session, name: str, asked: SeriesQuery) -> tuple[str, Seen]:
-    return jobs.get_job(s, name).id, _seen(s, asked)
+def _of_job(s: Session, name: str, asked: SeriesQuery, every_ms: int) -> tuple[str, Seen]:
+    return jobs.get_job(s, name).id, _seen(s, asked, every_ms)
 
 
-def _of_stream(s: Session, name: str, asked: SeriesQuery) -> tuple[str, Seen]:
-    return get_stream(s, name).id, _seen(s, asked)
+def _of_stream(s: Session, name: str, asked: SeriesQuery, every_ms: int) -> tuple[str, Seen]:
+    return get_stream(s, name).id, _seen(s, asked, every_ms)
 
 
-def _seen(s: Session, asked: SeriesQuery) -> Seen:
-    """422 where the range is empty, or has too many points."""
+def _seen(s: Session, asked: SeriesQuery, every_ms: int) -> Seen:
+    """Of figures that are noted so often. 422 where the range is empty, or has too many points."""
     now = now_ms(s)
     until = now if asked.until_ms is None else asked.until_ms
     if asked.from_ms is not None and asked.span_ms is not None:
@@ -215,7 +220,7 @@ def _seen(s: Session, asked: SeriesQuery) -> Seen:
     if begin >= until:
         raise refused("invalid_request", "?from_ms", "is not before the end")
     least = LEAST_STEP_MS if begin > now - FINE_KEPT_MS else MINUTE_MS
-    step = max(least, asked.step_ms or least)
+    step = max(least, asked.step_ms or every_ms)
     grid = Grid.over(begin, until, step)
     if (grid.until_ms - grid.from_ms) // step > MAX_POINTS:
         detail = f"more than {MAX_POINTS} points: a longer step, or a shorter range"

@@ -27,6 +27,7 @@ from service.catalog.outputs import Outputs
 from service.catalog.replicas import active_of, note_commit
 from service.catalog.segments import PENDING, Appender, lock_segments
 from service.catalog.tables import JobRow, ReplicaRow, TaskRow
+from service.faults import fault_point
 from service.protocol import Move, TakenOrder, TaskCommit, Verdict, WrittenSegment
 from service.streams import measures
 from service.streams.records import ChunkMeta, Published
@@ -201,6 +202,7 @@ class _Committing:
         inputs = self._inputs[task.id]
         if order is not None:
             task_orders.note(self._s, task, inputs, order)
+            fault_point("order.noted")
         for move in moves:
             at = inputs[move.input]
             at.position, at.frontier = move.end, max(at.frontier, move.frontier)

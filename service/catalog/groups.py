@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, aliased
 
 from service.catalog.job_states import STAFFED
 from service.catalog.replicas import ACTIVE
-from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, ReplicaRow, SlotRow, TaskRow
+from service.catalog.tables import InstanceRow, JobRow, RebalanceRow, ReplicaRow, ShareRow, SlotRow, TaskRow
 from service.streams.errors import UnknownInstance, UnknownRebalance
 
 LIVE, GONE = "live", "gone"
@@ -45,8 +45,8 @@ def slots_of_instances(s: Session, instance_ids: Sequence[str]) -> list[tuple[st
 
 
 class LostExecutor(NamedTuple):
-    """A Spark executor that ended within an instance that goes on: how many slots of jobs that still want some ended
-    with it, and how many of those run again.
+    """A Spark executor that ended within an instance that goes on: how many slots ended with it that their jobs still
+    want there, and how many of those run again.
     """
 
     executor: str
@@ -58,25 +58,31 @@ class LostExecutor(NamedTuple):
 def lost_executors(s: Session, instance_ids: Sequence[str]) -> dict[str, list[LostExecutor]]:
     """Of each instance that is there, since it came, as far back as slots are kept; latest first."""
     again = aliased(SlotRow)
-    has_come = (
-        exists()
-        .where(again.instance_id == SlotRow.instance_id, again.job_id == SlotRow.job_id)
-        .where(again.slot_index == SlotRow.slot_index, again.state == LIVE)
+    of_job = (again.instance_id == SlotRow.instance_id, again.job_id == SlotRow.job_id, again.state == LIVE)
+    has_come = exists().where(*of_job, again.slot_index == SlotRow.slot_index)
+    live = select(func.count()).select_from(again).where(*of_job).correlate(SlotRow).scalar_subquery()
+    shared = select(ShareRow.slots).where(
+        ShareRow.instance_id == SlotRow.instance_id, ShareRow.job_id == SlotRow.job_id
     )
     query = (
         select(SlotRow.instance_id, SlotRow.executor)
         .add_columns(func.max(SlotRow.gone_ms), func.count(), func.sum(case((has_come, 1), else_=0)))
+        .add_columns(func.max(shared.correlate(SlotRow).scalar_subquery()), func.max(live))
         .join(InstanceRow, InstanceRow.id == SlotRow.instance_id)
         .join(JobRow, JobRow.id == SlotRow.job_id)
         .where(SlotRow.instance_id.in_(instance_ids), SlotRow.state == GONE, SlotRow.is_executor_lost)
         .where(InstanceRow.state != GONE, SlotRow.gone_ms >= InstanceRow.joined_ms, JobRow.state.in_(STAFFED))
-        .group_by(SlotRow.instance_id, SlotRow.executor)
-        .order_by(func.max(SlotRow.gone_ms).desc(), SlotRow.executor)
+        .group_by(SlotRow.instance_id, SlotRow.executor, SlotRow.job_id)
     )
-    found: dict[str, list[LostExecutor]] = {}
-    for instance_id, *lost in s.execute(query):
-        found.setdefault(instance_id, []).append(LostExecutor(*lost))
-    return found
+    found: dict[str, dict[str, LostExecutor]] = {}
+    for instance_id, executor, lost_ms, lost, back, share, there in s.execute(query):
+        missing = lost - back if share is None else min(lost - back, max(0, share - there))
+        if back + missing:
+            of = found.setdefault(instance_id, {})
+            before = of.get(executor, LostExecutor(executor, 0, 0, 0))
+            slots = before.slots + back + missing
+            of[executor] = LostExecutor(executor, max(before.lost_ms, lost_ms), slots, before.back + back)
+    return {at: sorted(of.values(), key=lambda lost: (-lost.lost_ms, lost.executor)) for at, of in found.items()}
 
 
 class SlotTasks(NamedTuple):

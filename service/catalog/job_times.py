@@ -94,7 +94,8 @@ def job_time(s: Session, name: str) -> JobTime:
         progress = JobProgress(s, job.id, patience)
         for task_id, own in inputs.items():
             progress.note(task_id, own)
-    last = _last_timestamps(s, {at.stream_id for own in inputs.values() for at in own if at.sub_log is None})
+    sources = {at.stream_id for own in inputs.values() for at in own if at.sub_log is None and not at.is_removed}
+    last = _last_timestamps(s, sources)
     rows = s.execute(
         select(TaskRow, InstanceRow.name)
         .outerjoin(ReplicaRow, IS_ACTIVE)
@@ -138,7 +139,7 @@ def job_time(s: Session, name: str) -> JobTime:
         now_ms=now_ms(s),
         is_flushing=is_flushing(s, job.id),
         idle_close=_idle_close(job.idle_close_after_ms, tasks),
-        sources={stream.name: stream.id for stream in streams_of(s, job.id, "source")},
+        sources={streams[at].name: at for at in sources},
         tasks=tasks,
     )
 

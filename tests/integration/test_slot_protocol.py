@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 
 from benchmarks.running import wait_until
 from service.catalog import streams
+from service.catalog.tables import ShareRow
 from service.storage.segments import encode_segment, open_storage
 from service.streams.records import RECORD_SCHEMA, Chunk
 from tests.serving import Serving, serving
@@ -484,6 +485,11 @@ def test_an_executor_that_was_lost_is_shown_with_its_slots_and_whether_they_are_
         body = {"slot": uuid4().hex, "job": member.job["id"], "index": index, "executor": executor}
         member.http.post(f"/v1/instances/{member.instance}/slots", json=body).raise_for_status()
 
+    def share(slots: int) -> None:
+        row = ShareRow(job_id=member.job["id"], instance_id=member.instance, slots=slots, leave_by_ms=0)
+        member.service.catalog.write(lambda s: s.merge(row) and None)
+
+    share(3)
     for index in (1, 2):
         join(index, "7")
     assert lost() == []
@@ -492,6 +498,11 @@ def test_an_executor_that_was_lost_is_shown_with_its_slots_and_whether_they_are_
     assert lost() == [{"executor": "7", "slots": 2, "back": 0}]
     join(1, "8")
     assert lost() == [{"executor": "7", "slots": 2, "back": 1}]
+    share(3)
+    assert lost() == [{"executor": "7", "slots": 2, "back": 1}]
+    share(2)  # and it runs two: nobody waits for the other one
+    assert lost() == [{"executor": "7", "slots": 1, "back": 1}]
+    share(3)
     join(2, "8")
     assert lost() == [{"executor": "7", "slots": 2, "back": 2}]
     member.admin.post("/v1/jobs/copy:stop").raise_for_status()

@@ -7,7 +7,7 @@ import { useLocation, useSearchParams } from "wouter";
 import { api, good, type Stream } from "../api";
 import { bytes, count, rate, sum } from "../figures";
 import { Answered, Curl, Empty, Failure, Page, Rows, To, curlOf } from "../parts";
-import { lookAgain, noticeEnd, useLive, useMayWrite, useStreams } from "../queries";
+import { lookAgain, noticeEnd, useMayWrite, useStreams, useUsage } from "../queries";
 import { useRates } from "../rates";
 import { span } from "../time";
 import { pageOf } from "./job/frame";
@@ -21,7 +21,7 @@ interface Row {
 
 export default function StreamsPage() {
   const streams = useStreams();
-  const usage = useLive("/v1/streams:usage", { query: { limit: 1000 } }, 5_000).data?.now.items ?? [];
+  const usage = useUsage().data?.now ?? [];
   const users = new Map(usage.map((each) => [each.stream, each]));
   const mayWrite = useMayWrite();
   const [params, setParams] = useSearchParams();

@@ -130,7 +130,9 @@ def test_what_was_refused_says_so_and_is_shown_once_it_is_there(service: Serving
     spec = {"name": "events_later", "source": "events-clicks", "operators": []}
     service.client("writer").post("/v1/jobs", json=spec).raise_for_status()
     is_shown(page, "running")
-    assert len(followed) <= 4, followed  # all of the page, that it is not there, all of it again; and nothing in between
+    assert len(followed) <= 4, (
+        followed
+    )  # all of the page, that it is not there, all of it again; and nothing in between
 
 
 def test_topics_follow_the_page(service: Serving, open_page: Open) -> None:

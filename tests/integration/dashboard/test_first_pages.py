@@ -9,6 +9,10 @@ from service.catalog import keys
 from tests.browsing import NARROW, NOON_MS, WIDE, Open, barriers, check_fit, heading, without_events
 from tests.serving import Serving
 
+MOST_BYTES, MOST_MS = 500_000, 1_000  # of the first page: packed, and until something is painted
+WEIGHTS = """Object.fromEntries(["navigation", "resource"].flatMap(type => performance.getEntriesByType(type))
+    .filter(each => !each.name.includes("/v1/")).map(each => [each.name, each.encodedBodySize]))"""
+
 
 @pytest.fixture(scope="module")
 def board(working: Serving) -> Serving:
@@ -87,6 +91,61 @@ def test_a_change_says_what_it_does_before_it_is_made(board: Serving, open_page:
         actions.get_by_role("button", name=label).click()
         page.get_by_role("dialog").get_by_role("button", name=label).click()
         expect(page.locator("main .badge").first).to_have_text(state)
+
+
+def test_a_change_is_made_by_keyboard_alone_and_who_gives_it_up_is_where_they_were(
+    board: Serving, open_page: Open
+) -> None:
+    page = open_page("/admin/jobs/board_once")
+    button = page.get_by_role("group", name="Actions").get_by_role("button", name="pause")
+    expect(button).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="to the page")).to_be_focused()
+    page.keyboard.press("Enter")
+    for _ in range(20):  # the pages of the job, and what is beside its name, come first
+        page.keyboard.press("Tab")
+        if button.evaluate("button => button === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="pause board_once?")
+    expect(dialog.locator(":focus")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(button).to_be_focused()
+    page.keyboard.press("Enter")
+    confirm = dialog.get_by_role("button", name="pause")
+    expect(confirm).to_be_visible()
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        if confirm.evaluate("button => button === document.activeElement"):
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("main .badge").first).to_have_text("paused")
+    board.client("writer").post("/v1/jobs/board_once:resume").raise_for_status()
+
+
+def test_every_page_has_its_request_as_curl(open_page: Open) -> None:
+    page = open_page("/admin")
+    of_job = [f"/jobs/board_once{tab}" for tab in ("", "/time", "/why", "/dropped", "/state", "/assignment", "/try")]
+    for path in ("", *of_job, "/streams", "/streams/board-clicks", "/instances", "/try", "/keys"):
+        page.goto(f"/admin{path}")
+        expect(page.locator("main").get_by_role("button", name="copy as curl").first).to_be_visible()
+
+
+def test_the_first_page_is_light_and_soon_there(open_page: Open) -> None:
+    page = open_page("/admin")
+    heading(page, "Overview")
+    expect(page.get_by_role("region", name="Jobs", exact=True).first).to_be_visible()
+    expect(page.locator(".chart-canvas").first).to_be_attached()
+    weights = page.evaluate(WEIGHTS)
+    assert 50_000 < sum(weights.values()) <= MOST_BYTES, weights
+    for _ in range(5):  # the machine may have other things to do in some of them
+        painted_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        if painted_ms <= MOST_MS:
+            return
+        page.reload()
+        heading(page, "Overview")
+    raise AssertionError(f"the first paint takes {painted_ms} ms")
 
 
 def test_a_reader_sees_no_button_that_changes_anything(open_page: Open) -> None:

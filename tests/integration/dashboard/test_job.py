@@ -118,6 +118,7 @@ def test_the_record_that_it_failed_at_is_skipped_by_one_click_of_an_admin(jobs: 
     page = open_page("/admin/jobs/job_broken", key="writer")
     alert = page.get_by_role("alert")
     expect(alert.locator(".json")).to_contain_text('"n": "x"')
+    expect(page.get_by_text(re.compile("Conversion Error"))).to_have_count(2)  # in the alert, and in what happened
     expect(page.get_by_role("group", name="Actions")).to_contain_text("reset")
     assert page.get_by_role("button", name="skip this record and start").count() == 0
     assert page.get_by_role("button", name="reset time").count() == 0

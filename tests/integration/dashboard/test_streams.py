@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
-from tests.browsing import NARROW, NOON_MS, WIDE, Open, check_fit, heading
+from tests.browsing import NARROW, NOON_MS, WIDE, Open, check_fit, heading, without_events
 from tests.serving import Serving
 
 ORDERS = "/admin/streams/streams-orders"
@@ -69,6 +69,20 @@ def test_the_list_names_who_writes_and_reads_each_stream_with_their_lag(board: S
     changelog = rows(page, "Streams").filter(has_text="streams_once-once-changelog").get_by_role("cell")
     expect(changelog.nth(1)).to_have_text("changelog")
     expect(changelog.nth(7)).to_have_text("streams_once")
+
+
+def test_whoever_reads_a_stream_behind_the_first_page_is_named_too(board: Serving, open_page: Open) -> None:
+    page = open_page("/admin")
+    without_events(page)
+    whole = board.client().get("/v1/streams:usage?limit=1000").json()
+
+    def cut(route: Route) -> None:
+        is_first = "cursor=" not in route.request.url
+        route.fulfill(json={"items": [], "next": "further"} if is_first else whole)
+
+    page.route("**/v1/streams:usage?*", cut)
+    page.goto("/admin/streams?q=streams-orders")
+    expect(rows(page, "Streams").nth(1)).to_contain_text("streams_once, 0")
 
 
 def test_a_stream_is_made_and_deleted_with_what_that_takes_along(board: Serving, open_page: Open) -> None:
@@ -152,7 +166,16 @@ def test_a_tail_shows_those_alone_that_were_chosen(board: Serving, open_page: Op
     assert shown.locator(".json").all_inner_texts() == ['{ "n": 3 }', '{ "n": 2 }']
     page.get_by_label("Key").fill("nobody")
     page.get_by_role("button", name="follow these").click()
-    expect(page.get_by_text("Nothing has come since this was opened.")).to_be_visible()
+    expect(page.get_by_text("Nothing has come since this was opened. Post a record:")).to_be_visible()
+
+
+def test_the_page_of_a_stream_that_is_not_there_says_how_one_is_made(open_page: Open) -> None:
+    page = open_page("/admin/streams/streams-nowhere", gone="streams-nowhere")
+    heading(page, "streams-nowhere")
+    main = page.locator("main")
+    expect(main).to_contain_text("No stream has this name (any more)")
+    expect(main.get_by_role("link", name="the streams")).to_be_visible()
+    expect(main.locator("code")).to_contain_text('--json \'{"name":"streams-nowhere","partitions":4}\'')
 
 
 def test_a_record_is_posted_and_its_answer_shown(board: Serving, open_page: Open) -> None:

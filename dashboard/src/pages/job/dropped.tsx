@@ -247,7 +247,11 @@ function stepColumns(reason: string, missed: Missed, hedge: string) {
     step.accessor(({ below, from }) => below ?? from, {
       id: "by",
       header: "missed by",
-      cell: ({ row: { original } }) => (original.below === null ? `${inWords(original.from)} and more` : `less than ${inWords(original.below)}`),
+      cell: ({ row: { original } }) => (
+        <Text span inherit className="whole">
+          {original.below === null ? `${inWords(original.from)} and more` : `less than ${inWords(original.below)}`}
+        </Text>
+      ),
     }),
     step.accessor("records", { header: "records", meta, cell: (cell) => count(cell.getValue()) }),
     step.display({

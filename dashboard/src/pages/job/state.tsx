@@ -74,9 +74,18 @@ function kindOf({ kind, type }: Store): string {
 }
 
 function Growth({ job }: { job: string }) {
-  const seen = useLive("/v1/jobs/{job}/series", { path: { job }, query: useSpan() }, CHART_MS);
+  const asked = { path: { job }, query: useSpan() };
+  const seen = useLive("/v1/jobs/{job}/series", asked, CHART_MS);
   return (
-    <Section title="All stores of the job over time" beside={<SpanSwitch />}>
+    <Section
+      title="All stores of the job over time"
+      beside={
+        <>
+          <SpanSwitch />
+          <Curl path={addressOf("/v1/jobs/{job}/series", asked)} />
+        </>
+      }
+    >
       <Answered asked={seen} what="The figures over time">
         {({ now }) => (
           <div className="charts">

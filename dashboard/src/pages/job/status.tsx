@@ -27,7 +27,7 @@ export default function JobPage({ job: name }: { job: string }) {
       <Answered asked={job} what="The job">
         {({ at, now }) => (
           <>
-            <Text c="dimmed">{now.reason}</Text>
+            {(now.state !== "failed" || now.error === null) && <Text c="dimmed">{now.reason}</Text>}
             {now.error !== null && <JobError job={now} error={now.error} />}
             {now.shortage !== null && (
               <Alert color="yellow" variant="outline" title="It waits for a core">
@@ -120,7 +120,8 @@ function Figures({ seen, metrics }: { seen: { at: number; now: Job }; metrics: {
         ["a batch takes", batchTime(given, metrics?.now)],
         ["stream time", <Time key="time" ms={seen.now.stream_time} />],
         ["version", count(seen.now.spec_version)],
-        ["reads, writes", readAndWritten(seen.now)],
+        ["reads", <Streams key="reads" names={sourcesOf(seen.now)} />],
+        ["writes", <Streams key="writes" names={sinksOf(seen.now)} />],
       ]}
     />
   );
@@ -224,21 +225,18 @@ function untilText(until: number | null | undefined, state: Job["state"]): strin
 
 const AT_REST = new Set<Job["state"]>(["failed", "stopped", "paused"]);
 
-function readAndWritten(job: Job): ReactNode {
-  const sinks = [job.spec.sink ?? []].flat().map((sink) => (typeof sink === "string" ? sink : sink.stream));
-  const links = (names: readonly string[]) =>
-    names.map((name, place) => (
-      <span key={name}>
-        {place > 0 && ", "}
-        <To page={`/streams/${name}`}>{name}</To>
-      </span>
-    ));
-  return (
-    <>
-      reads {links(sourcesOf(job))}
-      {sinks.length > 0 && <>, writes {links(sinks)}</>}
-    </>
-  );
+function sinksOf(job: Job): string[] {
+  return [job.spec.sink ?? []].flat().map((sink) => (typeof sink === "string" ? sink : sink.stream));
+}
+
+function Streams({ names }: { names: readonly string[] }) {
+  if (names.length === 0) return "–";
+  return names.map((name, place) => (
+    <span key={name}>
+      {place > 0 && ", "}
+      <To page={`/streams/${name}`}>{name}</To>
+    </span>
+  ));
 }
 
 interface TaskRow extends Task {
@@ -415,5 +413,8 @@ const HISTORY = [
   }),
   change.accessor("reason", { header: "why" }),
   change.accessor("who", { header: "who" }),
-  change.accessor((row) => (row.error === null ? "" : `${row.error.code}: ${row.error.detail}`), { id: "error", header: "error" }),
+  change.accessor(({ error, reason }) => (error === null ? "" : error.detail === reason ? error.code : `${error.code}: ${error.detail}`), {
+    id: "error",
+    header: "error",
+  }),
 ];

@@ -1,5 +1,5 @@
 // Why a record came out of a job, or not: what is asked, by an address that can be shared, and what is answered.
-import { Button, Code, Group, Loader, NativeSelect, SegmentedControl, Stack, Text, TextInput } from "@mantine/core";
+import { Button, Group, Loader, NativeSelect, SegmentedControl, Stack, Text, TextInput } from "@mantine/core";
 import { ApiError } from "@millrace/client";
 import { useQueries, useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { useEffect, useState, type FormEvent } from "react";
@@ -25,9 +25,9 @@ export default function WhyPage({ job: name }: { job: string }) {
   const asked = Object.fromEntries(ASKED.flatMap((each) => (params.has(each) ? [[each, params.get(each)!]] : []))) as Asked;
   const isAsked = asked.key !== undefined || asked.offset !== undefined;
   const job = useJob(name);
-  const path = `/v1/jobs/${name}:explain?${new URLSearchParams(asked)}`;
+  const path = `/v1/jobs/${name}:explain?${new URLSearchParams(isAsked ? asked : { key: "KEY" })}`;
   return (
-    <JobFrame job={name} tab="why" beside={isAsked && <Curl path={path} />}>
+    <JobFrame job={name} tab="why" beside={<Curl path={path} />}>
       <Answered asked={job} what="The job">
         {({ now }) => (
           <Question key={params.toString()} job={now} asked={asked} isAsked={isAsked} ask={(given) => setParams(given as Record<string, string>)} />
@@ -219,9 +219,6 @@ function Examples({ job, stream: name, isOneOfSeveral }: { job: Job; stream: str
                 </li>
               ))}
             </ul>
-            <Text size="sm" c="dimmed">
-              Or for a program: <Code>{`GET /v1/jobs/${job.name}:explain`}</Code>
-            </Text>
           </Section>
         )
       }

@@ -90,15 +90,15 @@ export function Browse({ stream, params, go }: Placed) {
 }
 
 function Nothing({ stream, isSearch, isAll }: { stream: Stream; isSearch: boolean; isAll: boolean }) {
-  if (!isSearch) return <NoRecord stream={stream} />;
+  if (!isSearch) return <NoRecord stream={stream} what="No record is here, from this place on." />;
   return <Empty>{isAll ? "No record is like that, from this place on." : "None of those that there was time to look at is like that: look further."}</Empty>;
 }
 
-function NoRecord({ stream }: { stream: Stream }) {
-  if (stream.kind !== "user") return <Empty>No record is here, from this place on. Its job writes them.</Empty>;
+function NoRecord({ stream, what }: { stream: Stream; what: string }) {
+  if (stream.kind !== "user") return <Empty>{what} Its job writes them.</Empty>;
   const body = { records: [{ key: "k", value: { n: 1 } }] };
   const curl = curlOf(`/v1/streams/${stream.name}/records`, "POST", body);
-  return <Empty curl={curl}>No record is here, from this place on. Post one:</Empty>;
+  return <Empty curl={curl}>{what} Post a record:</Empty>;
 }
 
 /** Which records, and from where. */
@@ -185,10 +185,7 @@ export function Tail({ stream, params, go }: Placed) {
         <span role="status">{state}</span>
       </Group>
       {records.length === 0 ? (
-        <>
-          <Empty>Nothing has come since this was opened.</Empty>
-          {stream.kind === "user" && <NoRecord stream={stream} />}
-        </>
+        <NoRecord stream={stream} what="Nothing has come since this was opened." />
       ) : (
         <Records caption="Records as they come, latest first" records={records} isOfKey={params.has("key")} />
       )}
