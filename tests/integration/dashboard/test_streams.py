@@ -175,7 +175,7 @@ def test_the_page_of_a_stream_that_is_not_there_says_how_one_is_made(open_page: 
     main = page.locator("main")
     expect(main).to_contain_text("No stream has this name (any more)")
     expect(main.get_by_role("link", name="the streams")).to_be_visible()
-    expect(main.locator("code")).to_contain_text('--json \'{"name":"streams-nowhere","partitions":4}\'')
+    expect(main.locator("pre")).to_contain_text('--json \'{"name":"streams-nowhere","partitions":4}\'')
 
 
 def test_a_record_is_posted_and_its_answer_shown(board: Serving, open_page: Open) -> None:
