@@ -31,7 +31,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, replicas: Path) -> Iterato
     """It starts with the first test that asks for it."""
     site = tmp_path_factory.mktemp("site")
     install_example(site, "installed-operators.md", GROUP)
-    environment = {"MILLRACE_REPLICA_DIR": str(replicas), "PYTHONPATH": str(site), "MILLRACE_LEASE_MS": "10000"}
+    path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
+    environment = {"MILLRACE_REPLICA_DIR": str(replicas), "PYTHONPATH": path, "MILLRACE_LEASE_MS": "10000"}
     data = tmp_path_factory.mktemp("shared") / "data"
     with ExitStack() as opened:
         with _umask(USUAL_UMASK):
