@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from tests import naive, naive_repartition, web_log
 from tests.attached import Standalone, are_gone
 from tests.driving import caught_up, contents, in_state, make_stream, post
 from tests.e2e.test_web_log import THREE_STAGES
+from tests.forkserver import ForkServer
 from tests.spark.faults import (
     FAULTS,
     LEASE_MS,
@@ -35,6 +37,8 @@ from tests.strangers import REQUESTS, shown_by_ps, spark_pages, told_to_stranger
 
 pytestmark = pytest.mark.spark
 
+LOAD: dict[str, Any] = {"every_s": 0.5, "at_once": 12}  # what costs are commits: seldom, then, and many records
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,8 +52,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[Running]:
-    with Running(folder / "data", instances=0, environment={"MILLRACE_LEASE_MS": str(LEASE_MS)}) as running:
+def service(folder: Path, forks: ForkServer) -> Iterator[Running]:
+    environment = {"MILLRACE_LEASE_MS": str(LEASE_MS)}
+    with Running(folder / "data", instances=0, environment=environment, popen=forks.popen) as running:
         yield running
 
 
@@ -114,7 +119,7 @@ def test_whatever_befalls_members_the_others_go_on_and_nothing_shows_it(group: A
     """
     group.start_job()
     spared = group.slot_of("one")
-    with Beats(group.running, "in", "out", partitions=PARTITIONS, start_ms=START_MS, every_s=0.2, at_once=5) as beats:
+    with Beats(group.running, "in", "out", partitions=PARTITIONS, start_ms=START_MS, **LOAD) as beats:
         watch = Watch(group, beats)
         assert disturb(group, ["two", "three"], watch, seed=1).keys() == {fault.__name__ for fault in FAULTS}
     group.posted += beats.records
