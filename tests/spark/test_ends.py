@@ -32,12 +32,17 @@ def started() -> Iterator[list[Attached]]:
 
 @pytest.fixture
 def instance(service: Running, started: list[Attached], tmp_path: Path) -> Attached:
-    """That of the test before, unless it ended there."""
-    if not started or started[-1].process.poll() is not None:
+    """One that the test before has left alive, if there is one."""
+    if not living(started):
         attached = Attached(service, tmp_path, "--watch-stdin", name=f"instance-{len(started)}")
         started.append(attached.start())
-    started[-1].wait_until_live()
-    return started[-1]
+    [found] = living(started)
+    found.wait_until_live()
+    return found
+
+
+def living(instances: list[Attached]) -> list[Attached]:
+    return [each for each in instances if each.process.poll() is None]
 
 
 def test_sigterm_lets_slots_commit_and_leaves_nothing_running_but_replicas_for_the_next_start(
@@ -62,13 +67,15 @@ def test_sigterm_lets_slots_commit_and_leaves_nothing_running_but_replicas_for_t
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
-def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(service: Running, instance: Attached) -> None:
-    with Attached(service, instance.log.parent, name=instance.name) as rival:
-        wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
-        survivors = [each for each in (instance, rival) if each.process.poll() is None]
-        assert len(survivors) == 1
-        start_job(service)
-        in_state(service, "once", "running")
+def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(
+    service: Running, instance: Attached, started: list[Attached]
+) -> None:
+    rival = Attached(service, instance.log.parent, "--watch-stdin", name=instance.name).start()
+    started.append(rival)
+    wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
+    assert len(living([instance, rival])) == 1
+    start_job(service)
+    in_state(service, "once", "running")
 
 
 def test_a_sigterm_to_every_process_at_once_is_an_orderly_end_too(service: Running, instance: Attached) -> None:
