@@ -1,12 +1,11 @@
 """A service whose processes can be killed at named points, and started again on the same folder.
 
-With Spark, which starts a killed slot again, or without: then the same slots are processes of `tests/sparkless.py`, and
-service and instance are forked, for each start would take seconds of CPU.
+With Spark, which starts a killed slot again, or without: then the same slots are processes of `tests/sparkless.py`. All
+but Spark is forked, for each start would take seconds of CPU.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +23,23 @@ from tests.forkserver import Forked, ForkServer
 class Breakable:
     """A service with armed fault points; `restart_when_dead` is what an init system would do.
 
-    With an embedded instance on Spark, or forked from `forks`: then alone, or with an instance without Spark.
+    Alone, with an embedded instance on Spark, or with one without Spark (`has_instance`).
     """
 
     def __init__(
-        self, folder: Path, forks: ForkServer | None, *, has_instance: bool = False, **environment: str
+        self,
+        folder: Path,
+        forks: ForkServer,
+        *,
+        has_instance: bool = False,
+        has_spark: bool = False,
+        **environment: str,
     ) -> None:
         self.faults, self._forks, self._has_instance = folder / "faults", forks, has_instance
         self.faults.mkdir()
         self._environment = {"MILLRACE_FAULTS": str(self.faults), **environment}
-        popen = subprocess.Popen if forks is None else forks.popen
         self.running = Running(
-            folder / "data", instances=int(forks is None), environment=self._environment, popen=popen
+            folder / "data", instances=int(has_spark), environment=self._environment, popen=forks.popen
         )
         self._instance: Forked | None = None
 
@@ -47,7 +51,6 @@ class Breakable:
 
     def start_instance(self) -> None:
         """Start the instance without Spark, in the place of one that may run still."""
-        assert self._forks is not None
         self._end_instance()
         self._instance = sparkless.attach(self.running, self._forks, self._environment)
 
@@ -162,7 +165,7 @@ def breakable_api(shared_api: Breakable) -> Iterator[Breakable]:
 
 
 @pytest.fixture
-def breakable_spark(tmp_path: Path) -> Iterator[Breakable]:
+def breakable_spark(tmp_path: Path, forks: ForkServer) -> Iterator[Breakable]:
     """Its instance is embedded."""
-    with started(Breakable(tmp_path, None)) as service:
+    with started(Breakable(tmp_path, forks, has_spark=True)) as service:
         yield service

@@ -28,6 +28,7 @@ PARTITIONS = 4
 LEASE_MS = 5_000
 GONE_OVER_S = 12.0  # a half of a lease, what a stopped transaction may hold, and a rebalance; on a machine that is busy
 START_MS = 1_700_000_000_000
+EVERY_S = 0.2  # a beat: what costs are commits
 ENVIRONMENT = {"MILLRACE_LEASE_MS": str(LEASE_MS), "MILLRACE_API_KEY": "the-same-for-both-processes"}
 
 
@@ -66,7 +67,8 @@ class Load:
     def through(self, api: Running) -> Iterator[Beats]:
         """Through one of them; at the end all has come out."""
         start_ms = START_MS + next(self._hours) * 3_600_000
-        with Beats(api, "clicks", "once-out", partitions=PARTITIONS, start_ms=start_ms) as beats:
+        where = {"partitions": PARTITIONS, "start_ms": start_ms, "every_s": EVERY_S}
+        with Beats(api, "clicks", "once-out", **where) as beats:
             yield beats
         self.records += beats.records
 
