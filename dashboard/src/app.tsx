@@ -99,7 +99,7 @@ function Top({ session }: { session: Session }) {
       </nav>
       <ZoneSwitch />
       <SchemeSwitch />
-      <Text size="sm">
+      <Text size="sm" title={`${session.name} (${session.role})`}>
         {session.name} ({session.role})
       </Text>
       {!session.is_open && (
