@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 from fastapi import Query
 from pydantic import BaseModel, Field
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -24,7 +24,7 @@ from service.auth import Reader
 from service.catalog import jobs, task_moves, task_orders
 from service.catalog.inputs import TaskInput, inputs_of_job, inputs_of_tasks
 from service.catalog.job_versions import get_version
-from service.catalog.tables import JobRow, SkipRow, StreamRow, TaskInputRow, TaskRow
+from service.catalog.tables import ChunkRow, JobRow, SkipRow, StreamRow, TaskInputRow, TaskRow
 from service.problems import Refusal, declared, refused
 from service.reads.exports import StreamSpan, batches
 from service.simulate.explanation import (
@@ -36,6 +36,7 @@ from service.simulate.explanation import (
     said_no_further,
     unknown,
 )
+from service.simulate.settling import UNSETTLED, Settling
 from service.streams.clock import END_OF_TIME
 from service.streams.errors import ExplanationTooLarge, OffsetTruncated
 from service.streams.partitioner import partition_of_key
@@ -44,6 +45,7 @@ from service.streams.topology.graph import Topology
 router = router_of("jobs")
 
 MAX_RECORDS: Final = task_orders.MAX_RECORDS  # that are run again
+NEAR_RECORDS: Final = 100_000  # of a longer history: so many are tried first
 _COLUMNS: Final = ["offset", "key", "value", "timestamp", "window_start", "window_end", "headers"]
 
 
@@ -150,9 +152,12 @@ class ExplanationView(BaseModel):
         int | None, Field(description="By how many ms it missed: inside the interval, or behind the close.")
     ]
     why: Annotated[str | None, Field(description="Why nobody knows, in words.")]
-    known_from: Annotated[int | None, Field(description="The first offset that the task read, or that is still there.")]
+    known_from: Annotated[
+        int | None,
+        Field(description="The first offset of which all is known: that the task read, is still there, or was needed."),
+    ]
     record: Annotated[ExplainedRecordView | None, Field(description="The record; null: there is none.")]
-    matched: Annotated[int, Field(description="How many records were asked for.")]
+    matched: Annotated[int, Field(description="How many records were asked for, from `known_from` on.")]
     path: Annotated[list[PathView], Field(description="The operators that it reached itself, in their order.")]
     outputs: Annotated[list[ExplainedOutputView], Field(description="What came out because of it; the first 100.")]
     records: Annotated[list[RecordFateView], Field(description="What became of them; the last 100, in order.")]
@@ -211,11 +216,26 @@ async def explain_record(request: Request, job: str, _: Reader, asked: Annotated
     """
     state = request.state
     found = await run_in_threadpool(state.catalog.read, _find, job, asked)
-    said = orjson.dumps(found) if isinstance(found, dict) else await _explained(state, found)
+    said = orjson.dumps(found) if isinstance(found, dict) else await _explained_by_one(state, found)
     if isinstance(said, bytes) and b"repartitioned" in said:  # else it needs no parsing
         before = orjson.loads(said)
         said = await _explained_by_all(state, job, asked, before) if is_handed_on(before) else said
     return said.answer(request) if isinstance(said, Refusal) else Response(said, media_type="application/json")
+
+
+async def _explained_by_one(state: Any, found: Sequence[_ToExplain]) -> bytes | Refusal:
+    """What the record's own task says, by as little of its history as says it. Raises ExplanationTooLarge."""
+    for to_explain in found:
+        said = await _explained(state, to_explain)
+        if to_explain.task.before is None:
+            return said
+        if isinstance(said, Refusal):
+            if said.status in (429, 503):
+                return said
+            continue  # an operator may fail at what it does not have from before
+        if UNSETTLED.encode() not in said or orjson.loads(said)["reason"] != UNSETTLED:
+            return said
+    raise ExplanationTooLarge(f"more than {MAX_RECORDS} records would have to be run again")
 
 
 async def _explained(state: Any, found: _ToExplain) -> bytes | Refusal:
@@ -265,8 +285,10 @@ def _key_at(state: Any, found: _ToExplain, offset: int) -> bytes | None:
     return None if page is None or not page.num_rows else page.column("key")[0].as_py()
 
 
-def _find(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | dict[str, Any]:
-    """A dict: the answer where nobody knows. Raises UnknownJob, ProblemError, ExplanationTooLarge."""
+def _find(s: Session, name: str, asked: ExplainQuery) -> list[_ToExplain] | dict[str, Any]:
+    """From the nearest place to the beginning, one of which will do. A dict: the answer where nobody knows. Raises
+    UnknownJob, ProblemError, ExplanationTooLarge.
+    """
     job = jobs.get_job(s, name)
     stream = _stream(s, job, asked)
     partition = _partition(stream, asked)
@@ -287,8 +309,40 @@ def _find(s: Session, name: str, asked: ExplainQuery) -> _ToExplain | dict[str, 
         return unknown("several_inputs", f"task {task.name} skipped a record")
     question = _question(s, job, moves.spec_version, stream, partition, asked)
     to_explain = msgspec.structs.replace(question, skips=skips, ended_by=moves.ended_by)
-    given = _given(inputs, moves, number)
-    return _ToExplain(_with_history(s, job, to_explain, inputs, moves, number), given, given[number])
+    to_explain = _with_history(s, job, to_explain, inputs, moves, number)
+    nearer = [] if len(inputs) > 1 else _nearer(s, to_explain, inputs[0])
+    if nearer and inputs[0].position - moves.begin[0] > MAX_RECORDS:
+        return nearer
+    given = _given(inputs, moves.begin, number)
+    return [*nearer, _ToExplain(to_explain, given, given[number])]
+
+
+def _nearer(s: Session, task: TaskToExplain, at: TaskInput) -> list[_ToExplain]:
+    """A task with one input, begun further on: at chunks, of which the catalog has the times."""
+    if at.position - task.begin <= NEAR_RECORDS or task.known_to is not None:
+        return []
+    sub_topology = Topology.from_json(task.topology).sub_topologies[task.sub_topology]
+    if Settling.of(sub_topology, task.on_error) is None:
+        return []
+    found: list[_ToExplain] = []
+    wanted = at.position if task.offset is None else min(task.offset, at.position)
+    for records in (NEAR_RECORDS, MAX_RECORDS):
+        goal = max(wanted - records, at.position - MAX_RECORDS, task.begin + 1)
+        of_log = ChunkRow.stream_id == at.stream_id, ChunkRow.partition == at.partition
+        is_behind = ChunkRow.end_offset > goal, ChunkRow.first_offset >= goal
+        behind = select(ChunkRow.first_offset).where(*of_log, *is_behind).order_by(ChunkRow.end_offset)
+        first = s.scalars(behind.limit(1)).first()
+        if first is None or first >= wanted or any(each.task.begin == first for each in found):
+            continue
+        is_before = ChunkRow.end_offset > task.begin, ChunkRow.end_offset <= first
+        before = s.scalar(select(func.max(ChunkRow.max_timestamp)).where(*of_log, *is_before))
+        if before is not None:
+            begun = msgspec.structs.replace(task, begin=first, before=before)
+            given = _given([at], [first], 0)
+            found.append(_ToExplain(begun, given, given[0]))
+        if at.position - task.begin <= MAX_RECORDS:
+            break  # else from the beginning
+    return found
 
 
 def _gone(task: TaskRow, inputs: Sequence[TaskInput], moves: task_moves.Moves, names: Mapping[str, str]) -> str:
@@ -473,14 +527,14 @@ def _partition(stream: StreamRow, asked: ExplainQuery) -> int:
         raise refused("invalid_request", "?key", "is not Unicode text") from error
 
 
-def _given(inputs: Sequence[TaskInput], moves: task_moves.Moves, asked: int) -> list[_Given]:
+def _given(inputs: Sequence[TaskInput], begins: Sequence[int], asked: int) -> list[_Given]:
     """What the task has read, and of the input that is asked about what it has not read yet."""
-    read = sum(at.position - begin for begin, at in zip(moves.begin, inputs, strict=True))
+    read = sum(at.position - begin for begin, at in zip(begins, inputs, strict=True))
     if read > MAX_RECORDS:
         raise ExplanationTooLarge(f"{read} records would be run again, at most {MAX_RECORDS} are")
     return [
         _Given(at.stream_id, StreamSpan({at.partition: begin}, {at.partition: end}, is_whole=True), number)
-        for number, (begin, at) in enumerate(zip(moves.begin, inputs, strict=True))
+        for number, (begin, at) in enumerate(zip(begins, inputs, strict=True))
         for end in [min(at.end, at.position + MAX_RECORDS - read) if number == asked else at.position]
     ]
 

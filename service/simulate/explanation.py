@@ -21,6 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from service.simulate.settling import UNSETTLED, SettledFrom, Settling
 from service.simulate.taken import TakenRecords
 from service.simulate.task import SimulatedTask
 from service.streams.clock import CloseReason
@@ -64,6 +65,7 @@ _WHY: Final[Mapping[str, str]] = {
     "repartitioned": "tasks behind a repartition go on with it, and more would have to be run again for these than is",
     "sliding": "some sliding windows had closed; whether it is in others does not show before these come out",
     "version_changed": "the task had begun with another version of the job when it read the record",
+    UNSETTLED: "more records have to be run again",
     "replayed": "dropped records had been taken in again when the task read the record",
 }
 
@@ -107,6 +109,7 @@ class TaskToExplain(msgspec.Struct, frozen=True):
     `advances`: offsets in front of which time was moved, and why. `position`: how far the task has read; `known_to`: up
     to where all is said here, and why no further. `id`: an expression and the text that it has to give. `tasks`: all
     of the job, each behind those whose results it reads; what is said here of this one's history is for nothing then.
+    `before`: the run begins behind where the task did, and no record before it has a later time (ms).
     """
 
     topology: dict[str, Any]
@@ -126,6 +129,7 @@ class TaskToExplain(msgspec.Struct, frozen=True):
     id: tuple[str, str] | None = None
     several: SeveralInputs | None = None
     tasks: Sequence[TaskAgain] = ()
+    before: int | None = None
 
 
 class WhyUnknown(NamedTuple):
@@ -224,7 +228,10 @@ class Rerun:
         self._trail = Trail(self._sub_topology, task.key)
         self._input = Input(self._sub_topology.sources[0], task.partition)
         self._end = min(task.position, task.position if task.known_to is None else task.known_to)
-        self._advances = deque(task.advances)
+        is_whole = task.before is None
+        self._settling = None if is_whole else Settling.of(self._sub_topology, task.on_error)
+        self._advances = deque(each for each in task.advances if is_whole or each[0] > task.begin)
+        self._settled: SettledFrom | None = None
         self._at = InputPosition(task.begin)
         self._stamps: dict[int, int] = {}  # of all records, by offset
         self.matched: list[int] = []
@@ -256,6 +263,10 @@ class Rerun:
     def answer(self) -> dict[str, Any]:
         """What became of the last record that is asked for, and of those before it; not `shortened` yet."""
         told = self.fates(SHOWN_RECORDS)
+        if self._asked.before is not None and not self._is_settled():
+            return unknown(UNSETTLED)
+        if self._settled is not None:
+            told = told[-len(self.matched) :]
         if not told:
             return unknown("no_record", known_from=self._known_from)
         last, at = told[-1], self.matched[-1]
@@ -276,6 +287,21 @@ class Rerun:
         """What became of the records that are asked for, of so many at most, the last ones."""
         self.finish()
         return [self._told(offset) for offset in self.matched[-most:]]
+
+    def _is_settled(self) -> bool:
+        """Whether a run that did not begin where its task did knows of the last record that is asked for what one from
+        there would. Only of such records it tells.
+        """
+        asked = self._asked
+        if self._settling is None or not self.matched:
+            return False
+        places = [at for at, _ in asked.advances]
+        found = self._settling.settled(asked.key, asked.before or 0, places, asked.begin)
+        if found is None or self.matched[-1] < found.offset or self._stamps[self.matched[-1]] <= found.time:
+            return False
+        self._settled = found
+        self.matched = [offset for offset in self.matched if offset >= found.offset]
+        return True
 
     def finish(self) -> None:
         """Nothing comes any more but advances of time."""
@@ -332,6 +358,8 @@ class Rerun:
         batch = batch_of([unread], [(0, offset) for offset in self._asked.skips])
         for result, run in self._task.run(batch, lambda rows: int(rows.num_rows)):
             self._trail.note(result)
+            if self._settling is not None:
+                self._settling.note(result)
             self.heard(result, run, None)
         [self._at] = batch.positions(batch.rows.num_rows)
 
@@ -389,6 +417,8 @@ class Rerun:
     @property
     def _known_from(self) -> int:
         several = self._asked.several
+        if self._settled is not None:
+            return self._settled.offset
         return self._asked.begin if several is None else several.begin[several.asked]
 
     def _window(self, trail: WindowTrail) -> dict[str, Any]:

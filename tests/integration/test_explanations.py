@@ -445,6 +445,47 @@ def test_a_record_repeats_one_of_another_stream_that_was_taken_before_it_though_
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "?stream")
 
 
+def test_of_a_long_history_as_much_is_run_again_as_says_it(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all of it were too much. What a record may be a duplicate of is an interval back, and no farther."""
+    make(http, "near-why", ONCE, POSITIVE)
+    for at in range(1_000, 61_000, 1_000):
+        body = {"records": [{"key": "ab"[at % 2_000 > 0], "timestamp": at, "value": {"id": "x", "n": 1}}]}
+        http.post("/v1/streams/near-why-in/records", json=body).raise_for_status()
+    post(http, "near-why", ("b", 59_600, {"id": "x", "n": 1}))
+    whole = explain(http, "near-why", key="b")
+    assert (whole["known_from"], whole["matched"]) == (0, 31)
+    cause = whole["cause"]
+    assert said(whole) == ("out", "once", "duplicate", cause, 400)
+    monkeypatch.setattr(explanations, "NEAR_RECORDS", 10)
+    near = explain(http, "near-why", key="b")
+    assert 50 < near["known_from"] < 58
+    count = near["matched"]
+    assert near == whole | {"known_from": near["known_from"], "matched": count, "records": whole["records"][-count:]}
+    assert explain(http, "near-why", partition=0, offset=30) == explain_from(0, http, "near-why", 30, monkeypatch)
+    monkeypatch.setattr(explanations, "MAX_RECORDS", 30)
+    assert explain(http, "near-why", key="b") == near
+    monkeypatch.setattr(explanations, "NEAR_RECORDS", 2)
+    found = explain(http, "near-why", key="b")
+    assert (said(found), found["known_from"] > 30) == (said(whole), True)
+    assert refused_as_too_large(http, "near-why", partition=0, offset=3)
+    assert refused_as_too_large(http, "near-why", key="nobody")
+
+
+def explain_from(known_from: int, http: httpx.Client, name: str, offset: int, patch: pytest.MonkeyPatch) -> Json:
+    """The whole answer, as one from further on would be."""
+    with patch.context() as whole:
+        whole.setattr(explanations, "NEAR_RECORDS", 1_000)
+        found = explain(http, name, partition=0, offset=offset)
+    near = explain(http, name, partition=0, offset=offset)["known_from"]
+    assert near > found["known_from"] == known_from
+    return found | {"known_from": near}
+
+
+def refused_as_too_large(http: httpx.Client, name: str, **asked: Any) -> bool:
+    answer = http.get(f"/v1/jobs/{name}:explain", params=asked)
+    return (answer.status_code, answer.json()["code"]) == (422, "explanation_too_large")
+
+
 def test_a_task_whose_records_are_gone_is_unknown(http: httpx.Client, working: Serving) -> None:
     make(http, "gone-why", ONCE)
     post(http, "gone-why", ("a", 1_000, {"id": "x"}), ("a", 1_001, {"id": "x"}))
