@@ -1,7 +1,12 @@
-"""Hypothesis strategies of this project, in one place."""
+"""Hypothesis strategies of this project, in one place.
+
+What is drawn most often is made once: Hypothesis looks through each strategy before it first draws from it, which took
+longer than to draw. So a record is drawn as places in what its example has drawn before: keys, ids.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,17 +18,34 @@ texts = st.sampled_from(["a", "b", "c", "", "\x00", "a\x00", "é", "x" * 399, "x
 ids = st.one_of(st.none(), texts, st.integers(-2, 2), st.booleans())
 
 
+_some_keys = st.lists(texts, min_size=1, max_size=3, unique=True)
+_keys = st.lists(texts, min_size=1, max_size=4, unique=True)
+_some_ids = st.lists(ids, min_size=1, max_size=3)
+_last = st.sampled_from([8, 25, 2**40])
+_at_least = st.sampled_from([0, 20])  # left alone, Hypothesis makes lists of about five
+_place = st.integers(0, 59)  # modulo 1 to 5 each is as likely as the others
+
+
+@cache
+def _places(last: int, at_least: int, *, failing: bool) -> st.SearchStrategy[list[Any]]:
+    """Of records: places of key and id, other values, and times up to `last`."""
+    v = st.one_of(st.none(), st.integers(-5, 5), *([st.just("x")] if failing else []))
+    values = st.one_of(st.tuples(_place, v), st.sampled_from([None, {}]))
+    each = st.tuples(_place, values, st.integers(0, last))
+    return st.lists(each, min_size=at_least, max_size=40)
+
+
 @st.composite
 def record_lists(draw: st.DrawFn, *, failing: bool = False) -> list[Record]:
     """Records of few keys that meet within short times; with `failing`, some `v` are no numbers."""
-    keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=3, unique=True))])
-    some_ids = st.sampled_from(draw(st.lists(ids, min_size=1, max_size=3)))
-    v = st.one_of(st.none(), st.integers(-5, 5), *([st.just("x")] if failing else []))
-    values = st.one_of(st.fixed_dictionaries({"id": some_ids, "v": v}), st.sampled_from([None, {}]))
-    timestamps = st.integers(0, draw(st.sampled_from([8, 25, 2**40])))
-    each = st.fixed_dictionaries({"key": keys, "value": values, "timestamp": timestamps})
-    at_least = draw(st.sampled_from([0, 20]))  # left alone, Hypothesis makes lists of about five
-    return draw(st.lists(each, min_size=at_least, max_size=40))
+    keys, some_ids = [None, *draw(_some_keys)], draw(_some_ids)
+
+    def record(key: int, value: Any, timestamp: int) -> Record:
+        if isinstance(value, tuple):
+            value = {"id": some_ids[value[0] % len(some_ids)], "v": value[1]}
+        return {"key": keys[key % len(keys)], "value": value, "timestamp": timestamp}
+
+    return [record(*each) for each in draw(_places(draw(_last), draw(_at_least), failing=failing))]
 
 
 records = record_lists()
@@ -89,17 +111,26 @@ windows = st.one_of(
 )
 
 
+@cache
+def _updated(last: int) -> st.SearchStrategy[list[Any]]:
+    """Of updates: place of the key, value, time up to `last`, how late."""
+    values = st.sampled_from([None, {"n": 1}, {"n": 22, "t": ' "\\" é'}])
+    return st.lists(st.tuples(_place, values, st.integers(0, last), st.integers(0, 4)), max_size=40)
+
+
+_last_update = st.sampled_from([12, 40])
+
+
 @st.composite
 def updates(draw: st.DrawFn, window: Record | None) -> list[Record]:
     """Updates as an aggregate over `window` might forward them: few keys, few windows, some tombstones."""
-    keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=4, unique=True))])
-    values = st.sampled_from([None, {"n": 1}, {"n": 22, "t": ' "\\" é'}])
-    times = st.integers(0, draw(st.sampled_from([12, 40])))
+    keys = [None, *draw(_keys)]
     found, now = [], 0
-    for key, value, time, back in draw(st.lists(st.tuples(keys, values, times, st.integers(0, 4)), max_size=40)):
+    for key, value, time, back in draw(_updated(draw(_last_update))):
         now = max(now, time)
         at = max(0, now - back)
-        found.append({"key": key, "value": value, "timestamp": at, "window": _window_at(window, at, back)})
+        update = {"key": keys[key % len(keys)], "value": value, "timestamp": at}
+        found.append({**update, "window": _window_at(window, at, back)})
     return found
 
 
@@ -121,21 +152,40 @@ FUNCTIONS = (
 )
 
 
+_picked = st.lists(st.sampled_from(FUNCTIONS), min_size=1, max_size=4)
+_lengths = st.sampled_from([1, 2, 3, 5, 10])
+_graces = st.sampled_from([0, 1, 4, 20])
+_emits = st.sampled_from(["on_update", "on_window_close"])
+
+
+@cache
+def _steps(*, large: bool) -> st.SearchStrategy[list[Any]]:
+    """Of records: place of the key, value, how far time goes on, how late."""
+    v = st.integers(-9, 9) | st.sampled_from([2**62, 2**63 - 1, -(2**62), -(2**63)] if large else [0])
+    halves = st.integers(-8, 8).map(lambda n: n / 2)
+    value = st.fixed_dictionaries({"v": st.none() | v, "d": st.none() | halves, "id": st.none() | texts})
+    late = st.sampled_from([0, 0, 0, 1, 2, 5, 9, 30])
+    return st.lists(st.tuples(_place, st.none() | value, st.integers(0, 4), late), max_size=40)
+
+
+_begins = st.sampled_from([0, 0, 100])
+
+
 @st.composite
 def aggregations(draw: st.DrawFn, name: str = "agg", kinds: tuple[str, ...] | None = None) -> Record:
     """The JSON of an aggregate operator, with small windows; `kinds` of window, "table" for none."""
     kind = draw(st.sampled_from(kinds or ("table", "tumbling", "hopping", "sliding", "session")))
-    picked = draw(st.lists(st.sampled_from(FUNCTIONS), min_size=1, max_size=4))
+    picked = draw(_picked)
     operator = {"op": "aggregate", "name": name, "aggregates": {f"f{i}": each for i, each in enumerate(picked)}}
     if kind == "table":
         return {**operator, "window": None}
-    length = draw(st.sampled_from([1, 2, 3, 5, 10]))
-    window = {"type": kind, "grace_ms": draw(st.sampled_from([0, 1, 4, 20]))}
+    length = draw(_lengths)
+    window = {"type": kind, "grace_ms": draw(_graces)}
     if kind == "hopping":
         window |= {"size_ms": length, "advance_ms": draw(st.integers(1, length))}
     else:
         window |= {{"tumbling": "size_ms", "sliding": "time_difference_ms", "session": "gap_ms"}[kind]: length}
-    return {**operator, "window": window, "emit": draw(st.sampled_from(["on_update", "on_window_close"]))}
+    return {**operator, "window": window, "emit": draw(_emits)}
 
 
 @st.composite
@@ -143,15 +193,11 @@ def arrivals(draw: st.DrawFn, *, large: bool = False) -> list[Record]:
     """Records of few keys that come in nearly in order, some of them late, some null, some after a long pause; with
     `large`, most `v` are so large that few make a sum of more than 64 bits.
     """
-    v = st.integers(-9, 9) | st.sampled_from([2**62, 2**63 - 1, -(2**62), -(2**63)] if large else [0])
-    keys = st.sampled_from([None, *draw(st.lists(texts, min_size=1, max_size=4, unique=True))])
-    halves = st.integers(-8, 8).map(lambda n: n / 2)
-    value = st.fixed_dictionaries({"v": st.none() | v, "d": st.none() | halves, "id": st.none() | texts})
-    steps = st.tuples(keys, st.none() | value, st.integers(0, 4), st.sampled_from([0, 0, 0, 1, 2, 5, 9, 30]))
-    found, now = [], draw(st.sampled_from([0, 0, 100]))
-    for key, given, step, back in draw(st.lists(steps, max_size=40)):
+    keys = [None, *draw(_keys)]
+    found, now = [], draw(_begins)
+    for key, given, step, back in draw(_steps(large=large)):
         now += 50 if step == 4 and back == 30 else step
-        found.append({"key": key, "value": given, "timestamp": max(0, now - back)})
+        found.append({"key": keys[key % len(keys)], "value": given, "timestamp": max(0, now - back)})
     return found
 
 
