@@ -22,6 +22,7 @@ import schemathesis
 from hypothesis import strategies as st
 
 from service.payloads import ARROW, NDJSON
+from tests import openapi_documents
 from tests.forkserver import ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
@@ -98,8 +99,8 @@ class World:
 
         Without the `default` answers: they would allow any status.
         """
-        document: Json = self.service.client().get("/openapi.json").json()
-        of_workers: Json = self.service.client().get("/openapi-worker.json").json()
+        document = openapi_documents.for_people()
+        of_workers = openapi_documents.for_workers()
         document["paths"] |= of_workers["paths"]
         document["components"]["schemas"] |= of_workers["components"]["schemas"]
         for title, schema in document["components"]["schemas"].items():

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from benchmarks.running import wait_until
 from service.catalog import jobs, totals
 from service.problems import new_request_id
+from tests import openapi_documents
 from tests.serving import Serving, serving
 
 LIMIT = 20_000
@@ -282,8 +283,8 @@ def test_no_route_takes_a_parameter_that_it_does_not_have(service: Serving) -> N
     """Every operation, with the key of an admin; without one it is not said what there is."""
     admin, nobody = service.client("admin"), service.client(None)
     count = 0
-    documents = [admin.get(path).json() for path in ("/openapi.json", "/openapi-worker.json")]
-    for path, item in (documents[0]["paths"] | documents[1]["paths"]).items():
+    paths = openapi_documents.for_people()["paths"] | openapi_documents.for_workers()["paths"]
+    for path, item in paths.items():
         for method, operation in item.items():
             place = re.sub(r"{\w+}", "a-b" if "/stores/" in path else "ab", path) + "?stat=running"
             answer = admin.request(method, place)
