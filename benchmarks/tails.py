@@ -126,7 +126,8 @@ def _followed_with(running: Running, delays: Path, posts: SteadyPosts, clients: 
         followed = TailsFound(**json.loads(follower.stdout.read()))
     at_s, late_s = np.fromfile(delays).reshape(-1, 2).T
     is_steady = (at_s >= began_s) & ((at_s < killed_s - AFTER_RESTART_S) | (at_s > back_s + AFTER_RESTART_S))
-    p50, p99 = (1_000 * float(each) for each in np.quantile(late_s[is_steady], (0.5, 0.99)))
+    steady_s = late_s[is_steady] if is_steady.any() else [np.nan]  # a short load on a busy machine has none
+    p50, p99 = (1_000 * float(each) for each in np.quantile(steady_s, (0.5, 0.99)))
     worst_ms = 1_000 * float(late_s[at_s >= began_s].max())
     away_s = back_s - killed_s
     return TailFigures(posts.rate, clients, p50, p99, worst_ms, away_s, (before_mb, with_mb), cpu, followed)

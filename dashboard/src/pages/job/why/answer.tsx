@@ -77,12 +77,14 @@ export function ExplanationShown({ job, stream, topology, said }: Shown) {
       )}
       {said.outputs.length > 0 && (
         <Section title="What came out because of it">
+          {said.cut.includes("outputs") && <Text size="sm">The first {count(said.outputs.length)}; there are more.</Text>}
           <Rows caption="What came out because of it" columns={OUTPUTS} rows={said.outputs} />
         </Section>
       )}
       {said.windows.length > 0 && (
         <Section title="Its windows" beside={<To page={pageOf(job.name, "time")}>what is open, and what closes next</To>}>
           <Stack>
+            {said.cut.includes("windows") && <Text size="sm">The last {count(said.windows.length)}; there are more.</Text>}
             {said.windows.map((each) => (
               <Window key={`${each.operator} ${each.start} ${each.end}`} window={each} job={job} stream={stream} partition={partition} at={at} />
             ))}
@@ -90,8 +92,8 @@ export function ExplanationShown({ job, stream, topology, said }: Shown) {
         </Section>
       )}
       {said.matched > 1 && partition !== null && (
-        <Section title={`All ${count(said.matched)} records that were asked for`}>
-          {said.matched > said.records.length && <Text size="sm">The last {count(said.records.length)} of them, in their order.</Text>}
+        <Section title={`All ${count(said.matched)} records that were asked for${said.known_from ? `, from record ${count(said.known_from)} on` : ""}`}>
+          {said.cut.includes("records") && <Text size="sm">The last {count(said.records.length)} of them, in their order.</Text>}
           <Rows
             caption="Records that were asked for"
             columns={FATES}
