@@ -87,7 +87,9 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.forkserver", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it loads pandas once
+            how = {"cwd": ROOT, "env": env, "pass_fds": [theirs.fileno()], "stdin": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, **how)
         return self
 
     def popen(
