@@ -105,7 +105,8 @@ class Pulse:
         self.touch()
         if self._beat_s - self._armed_s > REARM_S:
             self._armed_s = self._beat_s
-            faulthandler.dump_traceback_later(END_S, exit=True)  # needs no GIL
+            with contextlib.suppress(RuntimeError):  # no memory for its thread now: at the next beat perhaps
+                faulthandler.dump_traceback_later(END_S, exit=True)  # needs no GIL
 
     def touch(self) -> None:
         """The process lives, whatever its loop does."""
