@@ -6,6 +6,7 @@ import {
   getCoreRowModel,
   getSortedRowModel,
   useReactTable,
+  type Cell,
   type ColumnDef,
   type RowData,
   type SortingState,
@@ -235,8 +236,8 @@ export function Confirmed(props: {
   );
 }
 
-/** Rows that are sorted by a click on a heading. */
-export function Rows<T>({ rows, columns, caption }: { rows: T[]; columns: ColumnDef<T, any>[]; caption: string }) {
+/** Rows that are sorted by a click on a heading; with `idOf` a dialog of one stays that row's when others come before it. */
+export function Rows<T>({ rows, columns, caption, idOf }: { rows: T[]; columns: ColumnDef<T, any>[]; caption: string; idOf?: (row: T) => string }) {
   const [sorting, setSorting] = useState<SortingState>([]);
   const table = useReactTable({
     data: rows,
@@ -246,6 +247,7 @@ export function Rows<T>({ rows, columns, caption }: { rows: T[]; columns: Column
     autoResetAll: false, // rows come anew every two seconds
     getCoreRowModel: getCoreRowModel(),
     getSortedRowModel: getSortedRowModel(),
+    ...(idOf && { getRowId: idOf }),
   });
   const order = { asc: "ascending", desc: "descending" } as const;
   return (
@@ -281,7 +283,7 @@ export function Rows<T>({ rows, columns, caption }: { rows: T[]; columns: Column
             <Table.Tr key={row.id}>
               {row.getVisibleCells().map((cell) => (
                 <Table.Td key={cell.id} className={cell.column.columnDef.meta?.isNumber ? "number" : ""}>
-                  {flexRender(cell.column.columnDef.cell, cell.getContext())}
+                  {shownIn(cell)}
                 </Table.Td>
               ))}
             </Table.Tr>
@@ -290,6 +292,12 @@ export function Rows<T>({ rows, columns, caption }: { rows: T[]; columns: Column
       </Table>
     </div>
   );
+}
+
+/** Not as a component of its own: with columns that are made anew it would be another one each time, and a dialog in it closed. */
+function shownIn<T>({ column, getContext }: Cell<T, unknown>): ReactNode {
+  const { cell } = column.columnDef;
+  return typeof cell === "function" ? (cell(getContext()) as ReactNode) : cell;
 }
 
 const ONE_LINE = 100;

@@ -184,7 +184,8 @@ def _tasks_before(s: Session, store: StoreRow, job: JobRow) -> list[TaskBefore]:
     if not found:
         return []
     query = select(TaskRow.id, TaskRow.name, TaskRow.sub_topology, TaskRow.has_backlog)
-    rows = s.execute(query.where(TaskRow.job_id == job.id, TaskRow.sub_topology.in_(found))).all()
+    query = query.where(TaskRow.job_id == job.id, TaskRow.sub_topology.in_(found))
+    rows = s.execute(query.order_by(TaskRow.sub_topology, TaskRow.partition)).all()
     inputs = inputs_of_tasks(s, [row.id for row in rows])
     return [TaskBefore(name, sub_topology, owes, inputs[task_id]) for task_id, name, sub_topology, owes in rows]
 

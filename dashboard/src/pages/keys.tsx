@@ -58,7 +58,7 @@ function Keys() {
           const shown = now.items.filter((key) => withRevoked || key.revoked_at === null);
           return (
             <Stack gap="xs">
-              {shown.length === 0 ? <Empty>No key is valid but those of running instances.</Empty> : <Rows caption="Keys" columns={KEYS} rows={shown} />}
+              {shown.length === 0 ? <Empty>No key is valid but those of running instances.</Empty> : <Rows caption="Keys" columns={KEYS} rows={shown} idOf={({ id }) => id} />}
               {revoked > 0 && (
                 <Button size="compact-sm" variant="default" className="narrow" onClick={toggle}>
                   {withRevoked ? "hide those that are revoked" : `show ${revoked} that ${revoked === 1 ? "is" : "are"} revoked`}

@@ -137,7 +137,7 @@ def batch(catalog: Catalog, task: AssignedTask, joined: JoinedSlot) -> TaskCommi
     [work] = task.work
     records = work.end - work.start
     sink = next(at.id for name, at in joined.streams.items() if name.endswith("-out"))
-    changelog = next(joined.stores[store].changelog for store in task.changelogs)
+    changelog = joined.stores[min(task.changelogs)].changelog
     return commit_of(
         task,
         moves=[(work.input, work.start, work.end)],

@@ -209,10 +209,14 @@ def test_a_job_is_copied_rolled_back_and_deleted(jobs: Serving, open_page: Open)
     expect(page.locator("main .badge").first).to_have_text("paused")
 
     http = jobs.client("writer")
-    view = http.get("/v1/jobs/job_trial_copy")
-    spec = view.json()["spec"]
-    spec["operators"][1]["interval_ms"] = 1_000
-    http.put("/v1/jobs/job_trial_copy", json=spec, headers={"If-Match": view.headers["ETag"]}).raise_for_status()
+
+    def change(interval_ms: int) -> None:
+        view = http.get("/v1/jobs/job_trial_copy")
+        spec = view.json()["spec"]
+        spec["operators"][1]["interval_ms"] = interval_ms
+        http.put("/v1/jobs/job_trial_copy", json=spec, headers={"If-Match": view.headers["ETag"]}).raise_for_status()
+
+    change(1_000)
     versions = page.get_by_role("region", name="Versions").last
     page.reload()
     expect(versions.get_by_role("row")).to_have_count(1 + 2)
@@ -225,8 +229,13 @@ def test_a_job_is_copied_rolled_back_and_deleted(jobs: Serving, open_page: Open)
     expect(verdicts.filter(has_text="once")).to_contain_text("restarts")
     dialog.get_by_role("checkbox", name="once").uncheck()
     expect(verdicts.filter(has_text="once")).to_contain_text("keeps")
+    change(
+        2_000
+    )  # somebody else's: the table has a row more, and the question is still that of the row it was asked in
+    expect(versions.get_by_role("row")).to_have_count(1 + 3)
+    expect(dialog).to_contain_text("roll job_trial_copy back to version 1?")
     dialog.get_by_role("button", name="roll back to 1").click()
-    expect(versions.get_by_role("row").nth(1)).to_contain_text("3 (now)")
+    expect(versions.get_by_role("row").nth(1)).to_contain_text("4 (now)")
     assert http.get("/v1/jobs/job_trial_copy").json()["spec"]["operators"][1]["interval_ms"] == 60_000
 
     http.post("/v1/jobs/job_trial_copy:stop?wait=stopped&timeout_ms=60000").raise_for_status()

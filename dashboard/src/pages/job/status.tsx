@@ -311,6 +311,7 @@ function Versions({ job }: { job: string }) {
             caption="Versions"
             columns={mayWrite && now.items.length > 1 ? [...VERSIONS, back(job)] : VERSIONS}
             rows={now.items}
+            idOf={({ version }) => String(version)}
           />
         )}
       </Answered>
