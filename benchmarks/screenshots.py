@@ -78,7 +78,7 @@ def main() -> None:
     ):
         running.wait_for_instances()
         fill(running)
-        chromium = driver.chromium.launch(executable_path="/usr/bin/chromium")
+        chromium = driver.chromium.launch(executable_path="/usr/bin/chromium-headless-shell")
         for name, taken in pictures(chromium, running, shots):
             print(name, keep(given.folder / f"{name}.png", taken))
         chromium.close()

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Installs what the tests start for real and this machine lacks: Postgres 15, Redis 7, Chromium (Debian's packages).
+# Installs what the tests start for real and this machine lacks, of Debian's packages: Postgres 15, Redis 7, and Chromium's
+# headless shell, which needs a third less CPU than Chromium without a window.
 set -eu
 missing=""
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$missing postgresql"
 command -v redis-server >/dev/null || missing="$missing redis-server"
-command -v chromium >/dev/null || missing="$missing chromium"
+command -v chromium-headless-shell >/dev/null || missing="$missing chromium-headless-shell"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     echo "tests need:$missing (install it, or run as root on Debian)" >&2

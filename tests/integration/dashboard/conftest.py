@@ -15,7 +15,9 @@ from tests.serving import Serving
 def browser() -> Iterator[Browser]:
     with sync_playwright() as driver:
         # Pages of a context share a renderer, and what it has compiled.
-        chromium = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--renderer-process-limit=1"])
+        chromium = driver.chromium.launch(
+            executable_path="/usr/bin/chromium-headless-shell", args=["--renderer-process-limit=1"]
+        )
         yield chromium
         chromium.close()
 

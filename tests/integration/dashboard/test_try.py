@@ -161,6 +161,7 @@ def test_what_is_wrong_is_marked_where_it_is(board: Serving, open_page: Open) ->
     expect(wrong).to_contain_text("/gap")
     expect(marks).to_have_text("1")
     wrong.get_by_role("button", name="/gap").click()
+    expect(editor(page)).to_be_focused()
     page.keyboard.type("2")
     assert written(page)["gap"] == 2
     write(page, '{"name": ')
