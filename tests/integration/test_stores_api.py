@@ -278,10 +278,9 @@ def test_the_current_session_of_a_key_is_one_call(world: World) -> None:
     assert (windows(found), found["items"][0]["is_final"]) == ([("u", 100, 107)], False)
     assert windows(world.look(f"{path}/u")) == [("u", 0, 0), ("u", 100, 107)]
     assert windows(world.look(f"{path}/u", open=False)) == windows(world.look(f"{path}/u"))
-    assert [item["is_final"] for item in world.look(path, open=True)["items"]] == [False] * len(
-        world.look(path, open=True)["items"]
-    )
-    assert ("u", 0, 0) not in windows(world.look(path, open=True))
+    found = world.look(path, open=True, min_position=position, timeout_ms=60_000)  # that of `v` is in another partition
+    assert windows(found) == [("u", 100, 107), ("v", 50, 50)]
+    assert [item["is_final"] for item in found["items"]] == [False, False]
     assert world.refused(422, f"{path}/u", open="perhaps")["errors"][0]["pointer"] == "?open"
     assert world.refused(422, "minutes-w/windows/u1", open=True)["errors"][0]["pointer"] == "?open"
 
