@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from benchmarks.running import PATIENCE_S, wait_until
@@ -148,8 +149,14 @@ def _kill_one(breakable: Breakable, name: str, rng: random.Random) -> None:
     """Kill one living process of that kind, a random number of committed records after the last kill."""
     goal = _consumed(breakable) + rng.randrange(1, 600)
     wait_until(lambda: _consumed(breakable) >= goal, PATIENCE_S, f"{goal} records consumed")
-    wait_until(lambda: bool(breakable.processes(name)), PATIENCE_S, f"a living {name}")
-    rng.choice(breakable.processes(name)).kill()
+    living: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        living[:] = breakable.processes(name)
+        return bool(living)
+
+    wait_until(is_there, PATIENCE_S, f"a living {name}")
+    rng.choice(living).kill()
 
 
 def _consumed(breakable: Breakable) -> int:

@@ -16,7 +16,8 @@ from tests.driving import ONCE_AN_HOUR, Record, caught_up, contents, deduplicate
 
 pytestmark = pytest.mark.services
 
-POSTS, RECORDS, TEXT = 6, 500, "x" * 20_000  # 10 MB each
+# 2.5 MB each: a chunk is decoded whole, and freed memory is in pieces, of which one has to be as large as that.
+POSTS, RECORDS, TEXT = 24, 125, "x" * 20_000
 ROOM_BYTES = 32 << 20
 
 
