@@ -49,8 +49,10 @@ class DictState(dict[bytes, bytes]):
                 if time < before:
                     del self[key]
         for key, value in zip(keys, values, strict=True):
-            if value is None:
+            if value is None and not forget:
                 del self[key]  # nothing is deleted that is not there
+            elif value is None:
+                self.pop(key, None)  # it may have been forgotten, as by who restores under a shorter interval
             else:
                 self[key] = value
         if forget and reserved.OBS_KEY in self:
