@@ -38,7 +38,8 @@ class DictState(dict[bytes, bytes]):
         keys = sorted((key for key in self if start <= key < end), reverse=reverse)
         return [(key, self[key]) for key in keys[:limit]]
 
-    def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False) -> None:
+    def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False, again: bool = False) -> None:
+        """`again`: who wrote the changes ran another copy, perhaps by another version."""
         keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
         assert keys == sorted(set(keys)), "a changelog batch is sorted by key, each key once"
         if (before := reserved.time_in(reserved.FORGOT_KEY, changes)) is not None:
@@ -49,10 +50,10 @@ class DictState(dict[bytes, bytes]):
                 if time < before:
                     del self[key]
         for key, value in zip(keys, values, strict=True):
-            if value is None and not forget:
-                del self[key]  # nothing is deleted that is not there
+            if value is None and forget and again:
+                self.pop(key, None)  # forgotten sooner than by who wrote this, under a longer interval
             elif value is None:
-                self.pop(key, None)  # it may have been forgotten, as by who restores under a shorter interval
+                del self[key]  # nothing is deleted that is not there
             else:
                 self[key] = value
         if forget and reserved.OBS_KEY in self:
@@ -117,11 +118,11 @@ class Task:
         self.replay(result.changes)
         return result
 
-    def replay(self, changes: dict[str, pa.RecordBatch]) -> None:
+    def replay(self, changes: dict[str, pa.RecordBatch], *, again: bool = False) -> None:
         self.changelog.append(changes)
         for store in self.topology.stores():
             if store.name in changes:
-                self.states[store.name].replay(changes[store.name], store, forget=self.forget)
+                self.states[store.name].replay(changes[store.name], store, forget=self.forget, again=again)
 
 
 def held(task: Task) -> dict[str, list[Any]]:

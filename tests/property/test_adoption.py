@@ -76,7 +76,7 @@ class Versions:
         """Another replica takes over: it has replayed the changelog from the beginning, under the present version."""
         former, self.task = self.task, self._task()
         for changes in former.changelog:
-            self.task.replay(changes)
+            self.task.replay(changes, again=True)
 
     def adopt(self, operator: Record, set_back_to: int | None, *, restores_before: bool) -> None:
         """The next version, over the state as it is, and perhaps from a lower stream time on."""
