@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import cache, partial
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -38,6 +39,8 @@ from spark_jobs.work import (
     read_kept,
 )
 
+MANY: Final = 100_000  # records: they take about as long as a commit
+
 
 class SlotJob:
     """Makes tasks of a job, and does their work. `joined`: the job as it is run, with the ids behind its names."""
@@ -58,6 +61,7 @@ class SlotJob:
 
     def _begin(self, joined: JoinedSlot) -> None:
         self.joined = joined
+        self._paces = dict[int, int]()  # by sub-topology: how many records its tasks began with at once
         self._topology, self._on_error = Topology.from_json(joined.job.topology), joined.job.spec["on_error"]
         self._routes = Routes(joined.streams, joined.stores)
         self._stores = self._make_stores(joined, self._topology)
@@ -102,15 +106,7 @@ class SlotJob:
             case Restore():
                 task.restore(until_s)
             case Run() as run:
-                batch = read_batch(self._reader, task.assigned, run)
-                self._footprint.note(batch.rows.nbytes)
-                with task.states() as states:
-                    outcome = self._runner(task).run(batch, states)
-                if outcome.is_nothing:
-                    task.hold()
-                    return None
-                task.note_run(outcome.cut_after, time.monotonic() - started_s)
-                return outcome
+                return self._run(task, run) if task.has_run else self._run_first(task, run)
             case Adopt(version):
                 with task.states() as states:
                     return self._runner(task).adopt(states, version)
@@ -130,6 +126,33 @@ class SlotJob:
                 with task.states() as states:
                     return self._runner(task).advance(states, reason)
         return None
+
+    def _run_first(self, task: StreamTask, few: Run) -> Outcome | None:
+        """The first batch of a task. The first few records of any say how many it and its like can take at once. Where
+        that is many, they are run once more with these: a commit, a replay and a poll for the few alone made a job of a
+        million records a sixth slower.
+        """
+        like = task.assigned.sub_topology
+        if task.room is not None or like not in self._paces:
+            outcome = self._run(task, few)
+            if not task.is_cut or task.most < MANY:
+                return outcome
+            self._paces[like] = task.most
+        task.most = self._paces[like]
+        return self._run(task, cast(Run, task.work))
+
+    def _run(self, task: StreamTask, run: Run) -> Outcome | None:
+        """What a batch gave; None: all of it has to wait."""
+        started_s = time.monotonic()
+        batch = read_batch(self._reader, task.assigned, run)
+        self._footprint.note(batch.rows.nbytes)
+        with task.states() as states:
+            outcome = self._runner(task).run(batch, states)
+        if outcome.is_nothing:
+            task.hold()
+            return None
+        task.note_run(outcome.cut_after, time.monotonic() - started_s)
+        return outcome
 
     def _read_changes(self, chunk: Chunk) -> pa.RecordBatch:
         changes = self._storage.read_chunk(chunk)

@@ -51,10 +51,11 @@ class Rounds:
         self._given = targets
 
     def pause_s(self, tasks: Collection[StreamTask]) -> float:
-        """What is left of the commit interval, none while a full batch or the rest of a round waits; until anything may
-        run at all.
+        """What is left of the commit interval, none while a full batch, the rest of one or that of a round waits; until
+        anything may run at all.
         """
-        if self._has_full_batch or self._is_cut_short:
+        is_rest_left = any(task.is_due and task.is_ready and _has_rest(task) for task in tasks)
+        if self._has_full_batch or self._is_cut_short or is_rest_left:
             return 0.0
         if self._may_go_on:
             self._may_go_on = False  # ask once: what the round gave may be there for others
@@ -100,4 +101,9 @@ class Rounds:
     def _may_not_wait(self, task: StreamTask) -> bool:
         """Whether a commit interval would only keep back what is there already."""
         is_full = any(each.end - each.start >= self._full_batch for each in task.ranges)
-        return task.has_backlog or task.is_cut or is_full
+        return is_full or _has_rest(task)
+
+
+def _has_rest(task: StreamTask) -> bool:
+    """Whether its last batch left some of what is there already."""
+    return task.has_backlog or task.is_cut

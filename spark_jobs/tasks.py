@@ -19,9 +19,10 @@ from service.streams.records import StateReader
 from service.streams.topology.chain import Chain
 from spark_jobs.failures import TASK_PAUSES_S, Failures
 from spark_jobs.follow import Follower, follow_all
-from spark_jobs.work import FASTER, FIRST_RECORDS, Work, most_after, next_work
+from spark_jobs.work import FIRST_RECORDS, Work, most_after, next_work
 
 HAND_OVER_PAUSE_S: Final = 0.05
+LESS: Final = 4  # where memory is short, a batch is this part of the one before
 REGAIN: Final = 8  # after memory was short, each batch may be larger than the one before by an eighth
 
 
@@ -37,6 +38,7 @@ class StreamTask:
     has_failed: bool = False  # for good: its job fails
     has_backlog: bool = False  # its operators have more to give of what they have read, before it reads on
     most: int = FIRST_RECORDS  # records of an input to read at once
+    has_run: bool = False  # so that it is known how fast it is
     room: int | None = None  # records for which there was memory, once there was none for more
     is_cut: bool = False  # the last batch was not all that it could read
     held_at: int = 0  # what its inputs were like when all that it read had to wait
@@ -142,7 +144,7 @@ class StreamTask:
     def note_run(self, cut_after: int | None, took_s: float) -> None:
         """A batch was run in so many seconds, and cut behind so many records (None: not at all)."""
         self.is_cut = cut_after is not None or any(each.end - each.start > self.most for each in self.ranges)
-        self.most = most_after(self.most, self.ranges, cut_after, took_s)
+        self.most, self.has_run = most_after(self.most, self.ranges, cut_after, took_s), True
         if self.room is not None:
             self.room += max(1, self.room // REGAIN)
             self.most = min(self.most, self.room)
@@ -150,7 +152,7 @@ class StreamTask:
     def read_less(self) -> None:
         """There was no memory for what it was about to do."""
         largest = max((each.end - each.start for each in self.ranges), default=self.most)
-        self.most = self.room = max(1, min(self.most, largest) // FASTER)
+        self.most = self.room = max(1, min(self.most, largest) // LESS)
 
     @contextmanager
     def states(self) -> Iterator[dict[str, StateReader]]:

@@ -58,7 +58,7 @@ MAX_BATCH_BYTES: Final = 192 << 20  # of decoded records: what a slot holds at o
 LEAST_AFTER_CUT: Final = 1000  # records that are read where a batch was cut to less
 FIRST_RECORDS: Final = 10_000  # of a task of which nobody knows how fast it is
 BATCH_S: Final = 1.0  # what a batch is to take: a task that has to move, or to close, waits for the one that runs
-FASTER: Final = 4  # times as much as the batch before, at most
+FASTER: Final = 50  # times as much as the batch before, at most
 
 States = Mapping[str, StateReader]
 

@@ -21,12 +21,14 @@ from service.storage import janitor
 from service.storage.node import NodeFolder, node_id_of
 from service.storage.replica import Replica
 from service.storage.segments import Storage
+from service.streams.inputs import Batch
 from spark_jobs import follow, memory, rounds, stores, tasks
+from spark_jobs import job as slot_job
 from spark_jobs import slot as slots
 from spark_jobs.client import Api, Gone, Json, SlotPlace, Unreachable
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
-from spark_jobs.work import TaskRunner
+from spark_jobs.work import FIRST_RECORDS, States, TaskRunner
 from tests.serving import Serving, serving
 
 HOUR = 3_600_000
@@ -71,6 +73,10 @@ class World:
         where = {"partition": partition, "from_offset": 0, "limit": 1000}
         page = self.call("GET", f"/v1/streams/{name}-out/records", params=where)
         return [record["value"]["id"] for record in page["records"]]
+
+    def end(self, name: str = "job") -> int:
+        """How many records came out of partition 0, where all of one key go."""
+        return int(self.call("GET", f"/v1/streams/{name}-out")["partitions"][0]["end_offset"])
 
     def all_out(self, name: str = "job") -> list[Any]:
         return [i for partition in range(2) for i in self.out(name, partition)]
@@ -147,6 +153,31 @@ def test_a_batch_is_bounded_by_what_the_job_says(world: World) -> None:
     turn_until(slot, lambda: len(world.all_out()) >= 2)
     assert world.all_out() == [1, 2]
     turn_until(slot, lambda: len(world.all_out()) == 5)
+
+
+@pytest.mark.parametrize(
+    ("many", "ran"),
+    [(0, [FIRST_RECORDS, 12_000, 12_000]), (1_000_000, [FIRST_RECORDS, FIRST_RECORDS, 2_000, 2_000])],
+    ids=["quick", "slow"],
+)
+def test_the_first_records_of_a_task_are_committed_with_many_more_where_they_are_quick(
+    world: World, monkeypatch: pytest.MonkeyPatch, many: int, ran: list[int]
+) -> None:
+    """And the other task need not try that."""
+    run, found = TaskRunner.run, list[int]()
+
+    def counted(runner: TaskRunner, batch: Batch, states: States) -> Any:
+        found.append(batch.rows.num_rows)
+        return run(runner, batch, states)
+
+    monkeypatch.setattr(TaskRunner, "run", counted)
+    monkeypatch.setattr(slot_job, "MANY", many)
+    slot = world.slot(world.job(operators=[]))
+    for partition in 0, 1:
+        world.post(*range(12_000), partition=partition)
+    turn_until(slot, lambda: world.end() == 24_000)
+    assert found == ran
+    assert world.out()[:3] == [0, 1, 2]
 
 
 def test_the_first_record_after_idle_does_not_wait_for_the_commit_interval(world: World) -> None:

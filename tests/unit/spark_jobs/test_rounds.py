@@ -95,9 +95,23 @@ def test_a_full_batch_does_not_wait_and_takes_the_others_along(clock: Clock) -> 
 def test_what_was_cut_does_not_wait(clock: Clock, change: dict[str, Any]) -> None:
     given, one = Rounds(60.0, FULL), task("a")
     assert names(given, [one]) == ["a"]
+    assert given.pause_s([one]) > MAX_PAUSE_S / 2
     for name, value in change.items():
         setattr(one, name, value)
+    assert given.pause_s([one]) == 0.0
     assert names(given, [one]) == ["a"]
+
+
+@pytest.mark.parametrize("change", [{"has_backlog": True}, {"is_cut": True}])
+def test_what_was_cut_and_may_not_go_on_asks_no_sooner(clock: Clock, change: dict[str, Any]) -> None:
+    """A task that failed, or one that is to read nothing more: the slot does not ask again and again."""
+    given, failed, done = Rounds(60.0, FULL), task("a"), task("b")
+    assert names(given, [failed, done]) == ["a", "b"]
+    for name, value in change.items():
+        setattr(failed, name, value)
+    failed.has_failed = True
+    done.is_cut, done.assigned = True, task("b", records=0).assigned
+    assert given.pause_s([failed, done]) == MAX_PAUSE_S
 
 
 def test_a_long_round_ends_between_two_tasks_and_the_rest_goes_on_without_a_pause(clock: Clock) -> None:
