@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from service.storage.expiry import in_force
 from service.streams import clock, inputs
 from service.streams.clock import CloseReason
 from service.streams.inputs import Batch, Input, InputPosition, Origins, Part, Unread
@@ -38,8 +39,7 @@ class DictState(dict[bytes, bytes]):
         keys = sorted((key for key in self if start <= key < end), reverse=reverse)
         return [(key, self[key]) for key in keys[:limit]]
 
-    def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False, again: bool = False) -> None:
-        """`again`: who wrote the changes ran another copy, perhaps by another version."""
+    def replay(self, changes: pa.RecordBatch, store: StoreSpec, *, forget: bool = False) -> None:
         keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
         assert keys == sorted(set(keys)), "a changelog batch is sorted by key, each key once"
         if (before := reserved.time_in(reserved.FORGOT_KEY, changes)) is not None:
@@ -50,12 +50,11 @@ class DictState(dict[bytes, bytes]):
                 if time < before:
                     del self[key]
         for key, value in zip(keys, values, strict=True):
-            if value is None and forget and again:
-                self.pop(key, None)  # forgotten sooner than by who wrote this, under a longer interval
-            elif value is None:
+            if value is None:
                 del self[key]  # nothing is deleted that is not there
             else:
                 self[key] = value
+        store = in_force(store, reserved.time_at(reserved.TTL_KEY, self))
         if forget and reserved.OBS_KEY in self:
             obs = reserved.unpack_time(self[reserved.OBS_KEY])
             batch = pa.RecordBatch.from_pylist(
@@ -118,11 +117,11 @@ class Task:
         self.replay(result.changes)
         return result
 
-    def replay(self, changes: dict[str, pa.RecordBatch], *, again: bool = False) -> None:
+    def replay(self, changes: dict[str, pa.RecordBatch]) -> None:
         self.changelog.append(changes)
         for store in self.topology.stores():
             if store.name in changes:
-                self.states[store.name].replay(changes[store.name], store, forget=self.forget, again=again)
+                self.states[store.name].replay(changes[store.name], store, forget=self.forget)
 
 
 def held(task: Task) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,6 +27,15 @@ _AGAIN: Final = 1 << 31  # from here on lists of one range are such as are noted
 _INTERVAL: Final = struct.Struct("<q")
 
 Read = Callable[[list[bytes]], Sequence[bytes | None]]
+
+
+def in_force(store: StoreSpec, ttl_ms: int | None) -> StoreSpec:
+    """A store that forgets by what its changelog said last (TTL_KEY; None: nothing, where it was written before that
+    was said), whatever the version that runs now would keep.
+    """
+    if ttl_ms is None or store.interval_ms in (None, ttl_ms):
+        return store
+    return replace(store, interval_ms=ttl_ms)
 
 
 class ExpiryOutcome(NamedTuple):

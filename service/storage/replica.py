@@ -25,7 +25,7 @@ from service.faults import fault_point
 from service.storage import environments, expiry
 from service.storage.environments import Environment
 from service.storage.expiry import as_list
-from service.streams.layouts.reserved import FORGOT_KEY, OBS_KEY, time_in, unpack_time
+from service.streams.layouts.reserved import FORGOT_KEY, OBS_KEY, TTL_KEY, time_in, unpack_time
 from service.streams.layouts.store_keys import INDEX, index_bound, split_index_keys
 from service.streams.records import StoreSpec
 
@@ -134,7 +134,8 @@ class Replica:
     def entries(self) -> int:
         """Entries on disk, expired ones that wait to be deleted included."""
         with self._environment.transaction(write=False) as tx:
-            return int(tx.stat(self._environment.entries)["entries"]) - (tx.get(OBS_KEY) is not None)
+            own = sum(tx.get(key) is not None for key in (OBS_KEY, TTL_KEY))
+            return int(tx.stat(self._environment.entries)["entries"]) - own
 
     @property
     def disk_bytes(self) -> int:
@@ -162,8 +163,11 @@ class Replica:
                 self._forget(tx, before)
             self._write(tx, changes)
             fault_point("replay.middle")
-            self._note_expiry(tx, to_offset, changes)
-            self._expire(tx, to_offset, expiry.SLICE_KEYS + 2 * changes.num_rows)
+            packed_ttl = tx.get(TTL_KEY)
+            store = expiry.in_force(self._store, unpack_time(bytes(packed_ttl)) if packed_ttl else None)
+            for name, keys in expiry.lists_of(store, to_offset, changes):
+                tx.put(name, keys, db=self._environment.expiry)
+            self._expire(tx, store, to_offset, expiry.SLICE_KEYS + 2 * changes.num_rows)
             tx.put(POSITION, struct.pack("<q", to_offset), db=self._environment.meta)
         return True
 
@@ -187,11 +191,7 @@ class Replica:
             for key in expiry.forgotten(self._store, before, page) if page else ():
                 tx.delete(key)
 
-    def _note_expiry(self, tx: lmdb.Transaction, to_offset: int, changes: pa.RecordBatch) -> None:
-        for name, keys in expiry.lists_of(self._store, to_offset, changes):
-            tx.put(name, keys, db=self._environment.expiry)
-
-    def _expire(self, tx: lmdb.Transaction, to_offset: int, budget_keys: int) -> None:
+    def _expire(self, tx: lmdb.Transaction, store: StoreSpec, to_offset: int, budget_keys: int) -> None:
         """Delete what stream time has passed. The budget is twice what came in, so a backlog always shrinks."""
         packed_obs = tx.get(OBS_KEY)
         if packed_obs is None:
@@ -199,13 +199,13 @@ class Replica:
         obs = unpack_time(bytes(packed_obs))
         bound = expiry.due_before(obs)
         get: Callable[[bytes], Any] = tx.get
-        done, first_open = 0, self._first_open(tx) if self._store.layout == "ordered" else None
+        done, first_open = 0, self._first_open(tx) if store.layout == "ordered" else None
         with tx.cursor(db=self._environment.expiry) as lists:
             while budget_keys > 0 and lists.first() and bytes(lists.key()) < bound:
                 listed = bytes(lists.key()), bytes(lists.value())
                 lists.delete()
                 settled = expiry.settled(
-                    self._store,
+                    store,
                     obs,
                     listed,
                     lambda unsure: [get(key) for key in unsure],

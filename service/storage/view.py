@@ -38,7 +38,15 @@ from service.storage import expiry
 from service.storage.expiry import as_list
 from service.streams.clock import NOT_STARTED
 from service.streams.layouts import store_keys
-from service.streams.layouts.reserved import CLOSED_KEY, FLOOR_KEY, FORGOT_KEY, OBS_KEY, time_in, unpack_time
+from service.streams.layouts.reserved import (
+    CLOSED_KEY,
+    FLOOR_KEY,
+    FORGOT_KEY,
+    OBS_KEY,
+    TTL_KEY,
+    time_in,
+    unpack_time,
+)
 from service.streams.records import StoreSpec
 from service.streams.stores.reading import Ask, Findings, Span
 
@@ -219,8 +227,9 @@ class View:
         if (before := time_in(FORGOT_KEY, changes)) is not None:
             self._forget(from_offset, before)
         looked_up = self._looked_up(changes)
-        lists = [name + keys for name, keys in expiry.lists_of(self._store, to_offset, looked_up)]
-        done, over, again = self._due(to_offset, looked_up)
+        store, due = self._store_and_lists_due(looked_up)
+        lists = [name + keys for name, keys in expiry.lists_of(store, to_offset, looked_up)]
+        done, over, again = self._settled(store, due, to_offset, looked_up)
         lists += again
         slices = list(_slices(looked_up))
         with self._client.pipeline(transaction=False) as pipe:
@@ -259,29 +268,40 @@ class View:
         is_index = pc.starts_with(changes.column("key"), store_keys.INDEX)
         return changes.filter(pc.invert(is_index)) if pc.any(is_index).as_py() else changes
 
-    def _due(self, to_offset: int, changes: pa.RecordBatch) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Lists that are done, the keys in them that are over, and lists of those that are not yet: about twice what
-        comes in.
+    def _store_and_lists_due(self, changes: pa.RecordBatch) -> tuple[StoreSpec, list[bytes]]:
+        """The store as it forgets from these changes on, and the lists that they make due: about twice what comes in.
+
+        What is asked for in one round trip.
+        """
+        obs, most = time_in(OBS_KEY, changes), 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
+        before = expiry.due_before(NOT_STARTED if obs is None else obs)
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.hget(self._names.values, TTL_KEY)
+            pipe.zrange(self._names.due, b"-", b"(" + before, bylex=True, offset=0, num=most)
+            packed_ttl, due = pipe.execute()
+        ttl_ms = time_in(TTL_KEY, changes)
+        if ttl_ms is None and packed_ttl:
+            ttl_ms = unpack_time(packed_ttl)
+        return expiry.in_force(self._store, ttl_ms), due
+
+    def _settled(
+        self, store: StoreSpec, due: list[bytes], to_offset: int, changes: pa.RecordBatch
+    ) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Lists that are done, the keys in them that are over, and lists of those that are not yet.
 
         Not what these changes write: another writer of the same range may have written it when the deletes arrive.
         """
         obs = time_in(OBS_KEY, changes)
-        if obs is None:
-            return [], [], []
-        most = 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
-        found: Any = self._client.zrange(
-            self._names.due, b"-", b"(" + expiry.due_before(obs), bylex=True, offset=0, num=most
-        )
-        if not found:
+        if not due or obs is None:
             return [], [], []
         read: Any = functools.partial(self._client.hmget, self._names.values)
         settled = [
-            expiry.settled(self._store, obs, (packed[:_NAME_BYTES], packed[_NAME_BYTES:]), read, (to_offset, n))
-            for n, packed in enumerate(found)
+            expiry.settled(store, obs, (packed[:_NAME_BYTES], packed[_NAME_BYTES:]), read, (to_offset, n))
+            for n, packed in enumerate(due)
         ]
         written = set(as_list(changes.column("key")))
         over = [key for each in settled for key in each.over if key not in written]
-        return found, over, [name + keys for each in settled for name, keys in each.again]
+        return due, over, [name + keys for each in settled for name, keys in each.again]
 
 
 class ViewReader:

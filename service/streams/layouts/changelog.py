@@ -21,6 +21,13 @@ def change(key: bytes, value: bytes | None) -> Part:
     return pa.array([key], pa.binary()), pa.array([value], pa.binary())
 
 
+def with_change(changes: pa.RecordBatch, key: bytes, value: bytes) -> pa.RecordBatch:
+    """Changes (CHANGELOG_SCHEMA) and another one, of a key that is not among them, in its place."""
+    at = pc.sum(pc.less(changes.column("key"), key)).as_py() or 0
+    one = pa.RecordBatch.from_arrays([*change(key, value)], schema=CHANGELOG_SCHEMA)
+    return pa.concat_batches([changes.slice(0, at), one, changes.slice(at)])
+
+
 def sorted_changelog(part: Part, obs: int | None) -> pa.RecordBatch:
     """Changes that are sorted and lie before all reserved keys, then stream time (ms) where it moved."""
     keys, values = part

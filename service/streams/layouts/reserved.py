@@ -10,6 +10,8 @@ It knows these keys, all of them, so that no two operators' meanings meet; it re
 0x02 "floor"     entries whose own time is below it are absent
 0x02 "forgot"    entries whose own time was below it when it was written are gone: no copy keeps any of them behind it
 0x02 "begins"    where the store began anew: windows that begin before it take no records
+0x02 "ttl"       how long (ms) entries live after their own time: every copy forgets by what its changelog said last, so
+                 that one which replays it under another version forgets what those forgot that ran then
 0x02 "backlog"   what is still to be done of what the operator was given (`backlog`)
 """
 
@@ -33,11 +35,12 @@ CLOSED_KEY: Final = b"\x02closed"
 FLOOR_KEY: Final = b"\x02floor"
 FORGOT_KEY: Final = b"\x02forgot"
 BEGINS_KEY: Final = b"\x02begins"
+TTL_KEY: Final = b"\x02ttl"
 BACKLOG_KEY: Final = b"\x02backlog"
 
 
 def pack_time(time: int) -> bytes:
-    """A time (ms) as a store value: int64 little-endian."""
+    """A time or a length of time (ms) as a store value: int64 little-endian."""
     return struct.pack("<q", time)
 
 

@@ -23,7 +23,8 @@ from service.streams.errors import OperatorFailed, OperatorUnavailable
 from service.streams.expressions import Expression
 from service.streams.inputs import Batch, Origins
 from service.streams.layouts.backlog import Backlog, TimeAdvance, noted
-from service.streams.layouts.reserved import BACKLOG_KEY
+from service.streams.layouts.changelog import with_change
+from service.streams.layouts.reserved import BACKLOG_KEY, TTL_KEY, pack_time, time_at
 from service.streams.measures import Reading
 from service.streams.operators import AnyOperator, OperatorSpec, StatefulSpec
 from service.streams.operators.closing import unsaid
@@ -413,7 +414,8 @@ class _Pass:
         """What a step made of the rows that it took, and what is still to be done by its operator."""
         place = self._places[i]
         if place.store is not None:
-            step = replace(step, changes=noted(left, self._origins, self._state(i), step.changes))
+            changes = noted(left, self._origins, self._state(i), step.changes)
+            step = replace(step, changes=_with_ttl(changes, self._state(i), place.store))
             self.left[i] = not left.is_empty
         self.result.keep(place.name, place.store, step)
         if taken.num_rows or step.forward.num_rows or self._advance is not None:
@@ -431,6 +433,14 @@ class _Pass:
         if store is None:
             raise TypeError(f"{self._places[i].name} keeps no state")
         return self._states[store.name]
+
+
+def _with_ttl(changes: pa.RecordBatch | None, state: StateReader, store: StoreSpec) -> pa.RecordBatch | None:
+    """Changes to a store (CHANGELOG_SCHEMA), and with the first ones of a version how long its entries live."""
+    ttl_ms = store.interval_ms
+    if changes is None or ttl_ms is None or time_at(TTL_KEY, state) == ttl_ms:
+        return changes
+    return with_change(changes, TTL_KEY, pack_time(ttl_ms))
 
 
 def _taken(rows: pa.RecordBatch, step: Step) -> pa.RecordBatch:

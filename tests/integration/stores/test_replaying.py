@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +17,7 @@ from service.storage import view as views
 from service.storage.replica import Replica
 from service.storage.view import View
 from service.streams.layouts import reserved
-from service.streams.layouts.changelog import change, changelog_of
+from service.streams.layouts.changelog import change, changelog_of, with_change
 from tests.stores import Engine, Job, at
 from tests.unit.storage.replicas import INTERVAL_MS, STORE, changes, key, value
 
@@ -189,3 +190,20 @@ def test_what_was_over_when_time_was_set_back_is_gone_wherever_it_lies(replica: 
     assert replica.apply(10, 11, changes({key(1): 40}))
     assert replica.apply(11, 12, changes({key(2): 60}, obs=60))
     assert scanned(replica)[:3] == [key(0), key(1), key(2)]
+
+
+def test_a_copy_forgets_as_its_changelog_says_whatever_the_version_that_runs_now_keeps(engine: Engine) -> None:
+    """Who replays it from the beginning forgets what those did that ran then, and no more."""
+    replica = engine.open(replace(STORE, interval_ms=5), uuid4().hex, 0)
+    longer, shorter = ((reserved.TTL_KEY, reserved.pack_time(ttl_ms)) for ttl_ms in (INTERVAL_MS, 5))
+    assert replica.apply(0, 1, with_change(changes({key(1): 10}, obs=50), *longer))
+    assert replica.apply(1, 2, changes({key(2): 100}, obs=10 + INTERVAL_MS))
+    assert scanned(replica) == [key(1), key(2)]
+    assert replica.apply(2, 3, changes({}, obs=11 + INTERVAL_MS))
+    assert scanned(replica) == [key(2)]
+    assert replica.apply(3, 4, with_change(changes({key(3): 120}, obs=120), *shorter))
+    assert replica.apply(4, 5, changes({key(4): 126}, obs=126))
+    assert scanned(replica) == [key(2), key(4)]
+    assert replica.apply(5, 6, changes({}, obs=101 + INTERVAL_MS))  # when it was noted to be over
+    assert scanned(replica) == []
+    assert replica.entries == 0

@@ -37,6 +37,13 @@ def test_interval_zero_drops_only_equal_timestamps():
     assert let_through(task(0), record("a", 5), record("a", 5), record("a", 6)) == [("a", 5), ("a", 6)]
 
 
+def test_how_long_entries_live_is_said_with_the_first_changes_alone():
+    running = task(10)
+    for each in record("a", 5), record("b", 6):
+        let_through(running, each)
+    assert [reserved.time_in(reserved.TTL_KEY, changes[STORE]) for changes in running.changelog] == [10, None]
+
+
 def test_an_interval_of_64_bits_does_not_overflow():
     assert let_through(task(2**63 - 1), record("a", 2**62), record("a", 0)) == [("a", 2**62)]
 
@@ -79,7 +86,7 @@ def test_a_null_id_goes_on_and_is_not_stored(value):
     running = task(10, "deduplicate_by_key_value")
     twice = [record("a", 1, value), record("a", 1, value)]
     assert len(let_through(running, *twice)) == 2
-    assert set(running.states[STORE]) == {reserved.OBS_KEY}
+    assert set(running.states[STORE]) == {reserved.OBS_KEY, reserved.TTL_KEY}
 
 
 def test_key_value_tells_ids_and_keys_apart():
