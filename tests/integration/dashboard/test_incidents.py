@@ -207,10 +207,10 @@ def test_a_lagging_copy(tmp_path: Path, migrated_sqlite: bytes, forks: ForkServe
     with lagging_copy(tmp_path / "copy", migrated_sqlite, forks) as service, opening(service, browser) as open_page:
         way = Way(open_page)
         found = way.finding("copy", "inc_copy")
-        expect(found).to_contain_text("the copy of task 0_0 is 400 changes behind")
+        expect(found).to_contain_text("the copy of task 0_0 is 401 changes behind")
         way.follow(found, "/jobs/inc_copy/assignment")
         row = way.page.get_by_role("region", name="Tasks by nodes").get_by_role("row").filter(has_text="0_0")
-        expect(row).to_contain_text("400 behind")
+        expect(row).to_contain_text("401 behind")
 
 
 def test_a_lost_instance(tmp_path: Path, migrated_sqlite: bytes, forks: ForkServer, browser: Browser) -> None:
