@@ -191,19 +191,20 @@ def statements(catalog: Catalog) -> Iterator[list[str]]:
             seen.append(found[0])
 
     def run(connection: Any, text: str, parameters: Any) -> Any:
-        note(connection, None, text)
+        if connection.engine.pool in engines:  # another catalog of this process may have a sampler at work
+            note(connection, None, text)
         return driver_run(connection, text, parameters)
 
     driver_run = driver.run  # these go past SQLAlchemy's events
     # on Postgres readers are a view of the writer's engine, and hear what it hears
-    engines = {engine.pool: engine for engine in (catalog._reader, catalog._writer)}.values()
-    for engine in engines:
+    engines = {engine.pool: engine for engine in (catalog._reader, catalog._writer)}
+    for engine in engines.values():
         event.listen(engine, "before_cursor_execute", note)
     try:
         with patch.object(driver, "run", run):
             yield seen
     finally:
-        for engine in engines:
+        for engine in engines.values():
             event.remove(engine, "before_cursor_execute", note)
 
 
