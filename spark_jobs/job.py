@@ -101,7 +101,6 @@ class SlotJob:
 
         Raises OperatorFailed, SegmentUnreadable, ReplicaDamaged, lmdb.Error, OSError.
         """
-        started_s = time.monotonic()
         match task.work:
             case Restore():
                 task.restore(until_s)
@@ -111,6 +110,7 @@ class SlotJob:
                 with task.states() as states:
                     return self._runner(task).adopt(states, version)
             case Replay(given):
+                started_s = time.monotonic()
                 kept = read_kept(self._reader, task.assigned, given)
                 self._footprint.note(kept.rows.nbytes)
                 with task.states() as states:

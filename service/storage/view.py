@@ -227,9 +227,10 @@ class View:
         if (before := time_in(FORGOT_KEY, changes)) is not None:
             self._forget(from_offset, before)
         looked_up = self._looked_up(changes)
-        store, due = self._store_and_lists_due(looked_up)
+        obs = time_in(OBS_KEY, changes)
+        store, due = self._store_and_lists_due(looked_up, obs)
         lists = [name + keys for name, keys in expiry.lists_of(store, to_offset, looked_up)]
-        done, over, again = self._settled(store, due, to_offset, looked_up)
+        done, over, again = self._settled(store, due, obs, to_offset, looked_up)
         lists += again
         slices = list(_slices(looked_up))
         with self._client.pipeline(transaction=False) as pipe:
@@ -268,12 +269,13 @@ class View:
         is_index = pc.starts_with(changes.column("key"), store_keys.INDEX)
         return changes.filter(pc.invert(is_index)) if pc.any(is_index).as_py() else changes
 
-    def _store_and_lists_due(self, changes: pa.RecordBatch) -> tuple[StoreSpec, list[bytes]]:
-        """The store as it forgets from these changes on, and the lists that they make due: about twice what comes in.
+    def _store_and_lists_due(self, changes: pa.RecordBatch, obs: int | None) -> tuple[StoreSpec, list[bytes]]:
+        """The store as it forgets from these changes on, and the lists that are due at stream time `obs`, where they
+        move it: about twice what comes in.
 
         What is asked for in one round trip.
         """
-        obs, most = time_in(OBS_KEY, changes), 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
+        most = 2 + 2 * (changes.num_rows // expiry.SLICE_KEYS + 1)
         before = expiry.due_before(NOT_STARTED if obs is None else obs)
         with self._client.pipeline(transaction=False) as pipe:
             pipe.hget(self._names.values, TTL_KEY)
@@ -285,13 +287,12 @@ class View:
         return expiry.in_force(self._store, ttl_ms), due
 
     def _settled(
-        self, store: StoreSpec, due: list[bytes], to_offset: int, changes: pa.RecordBatch
+        self, store: StoreSpec, due: list[bytes], obs: int | None, to_offset: int, changes: pa.RecordBatch
     ) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Lists that are done, the keys in them that are over, and lists of those that are not yet.
 
         Not what these changes write: another writer of the same range may have written it when the deletes arrive.
         """
-        obs = time_in(OBS_KEY, changes)
         if not due or obs is None:
             return [], [], []
         read: Any = functools.partial(self._client.hmget, self._names.values)

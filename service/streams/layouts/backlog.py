@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from service.streams.clock import CloseReason
 from service.streams.inputs import Origins, codes
-from service.streams.layouts.changelog import Part, change, changelog_of
+from service.streams.layouts.changelog import Part, change, changelog_of, with_change
 from service.streams.layouts.reserved import BACKLOG_KEY
 from service.streams.records import RECORD_SCHEMA, StateReader, as_records, as_task_rows
 
@@ -90,4 +90,4 @@ def noted(
     if backlog.is_empty and state.get(BACKLOG_KEY) is None:
         return changed
     entry = backlog.change(origins)
-    return changelog_of([entry] if changed is None else [(changed.column(0), changed.column(1)), entry], None)
+    return changelog_of([entry], None) if changed is None else with_change(changed, entry)

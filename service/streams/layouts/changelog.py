@@ -21,10 +21,10 @@ def change(key: bytes, value: bytes | None) -> Part:
     return pa.array([key], pa.binary()), pa.array([value], pa.binary())
 
 
-def with_change(changes: pa.RecordBatch, key: bytes, value: bytes) -> pa.RecordBatch:
-    """Changes (CHANGELOG_SCHEMA) and another one, of a key that is not among them, in its place."""
-    at = pc.sum(pc.less(changes.column("key"), key)).as_py() or 0
-    one = pa.RecordBatch.from_arrays([*change(key, value)], schema=CHANGELOG_SCHEMA)
+def with_change(changes: pa.RecordBatch, single: Part) -> pa.RecordBatch:
+    """Changes (CHANGELOG_SCHEMA) and a single one, of a key that is not among them, in its place."""
+    at = pc.sum(pc.less(changes.column("key"), single[0][0])).as_py() or 0
+    one = pa.RecordBatch.from_arrays([*single], schema=CHANGELOG_SCHEMA)
     return pa.concat_batches([changes.slice(0, at), one, changes.slice(at)])
 
 

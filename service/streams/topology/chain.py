@@ -23,7 +23,7 @@ from service.streams.errors import OperatorFailed, OperatorUnavailable
 from service.streams.expressions import Expression
 from service.streams.inputs import Batch, Origins
 from service.streams.layouts.backlog import Backlog, TimeAdvance, noted
-from service.streams.layouts.changelog import with_change
+from service.streams.layouts.changelog import change, with_change
 from service.streams.layouts.reserved import BACKLOG_KEY, TTL_KEY, pack_time, time_at
 from service.streams.measures import Reading
 from service.streams.operators import AnyOperator, OperatorSpec, StatefulSpec
@@ -440,7 +440,7 @@ def _with_ttl(changes: pa.RecordBatch | None, state: StateReader, store: StoreSp
     ttl_ms = store.interval_ms
     if changes is None or ttl_ms is None or time_at(TTL_KEY, state) == ttl_ms:
         return changes
-    return with_change(changes, TTL_KEY, pack_time(ttl_ms))
+    return with_change(changes, change(TTL_KEY, pack_time(ttl_ms)))
 
 
 def _taken(rows: pa.RecordBatch, step: Step) -> pa.RecordBatch:

@@ -195,13 +195,13 @@ def test_what_was_over_when_time_was_set_back_is_gone_wherever_it_lies(replica: 
 def test_a_copy_forgets_as_its_changelog_says_whatever_the_version_that_runs_now_keeps(engine: Engine) -> None:
     """Who replays it from the beginning forgets what those did that ran then, and no more."""
     replica = engine.open(replace(STORE, interval_ms=5), uuid4().hex, 0)
-    longer, shorter = ((reserved.TTL_KEY, reserved.pack_time(ttl_ms)) for ttl_ms in (INTERVAL_MS, 5))
-    assert replica.apply(0, 1, with_change(changes({key(1): 10}, obs=50), *longer))
+    longer, shorter = (change(reserved.TTL_KEY, reserved.pack_time(ttl_ms)) for ttl_ms in (INTERVAL_MS, 5))
+    assert replica.apply(0, 1, with_change(changes({key(1): 10}, obs=50), longer))
     assert replica.apply(1, 2, changes({key(2): 100}, obs=10 + INTERVAL_MS))
     assert scanned(replica) == [key(1), key(2)]
     assert replica.apply(2, 3, changes({}, obs=11 + INTERVAL_MS))
     assert scanned(replica) == [key(2)]
-    assert replica.apply(3, 4, with_change(changes({key(3): 120}, obs=120), *shorter))
+    assert replica.apply(3, 4, with_change(changes({key(3): 120}, obs=120), shorter))
     assert replica.apply(4, 5, changes({key(4): 126}, obs=126))
     assert scanned(replica) == [key(2), key(4)]
     assert replica.apply(5, 6, changes({}, obs=101 + INTERVAL_MS))  # when it was noted to be over
