@@ -99,9 +99,10 @@ class Rounds:
         return self._start_s + self._interval_s - time.monotonic()
 
     def _may_not_wait(self, task: StreamTask) -> bool:
-        """Whether a commit interval would only keep back what is there already."""
+        """Whether a commit interval would only keep back what is there already, or that a new task has caught up."""
         is_full = any(each.end - each.start >= self._full_batch for each in task.ranges)
-        return is_full or _has_rest(task)
+        is_first = bool(task.ranges) and not task.has_run
+        return is_full or is_first or _has_rest(task)
 
 
 def _has_rest(task: StreamTask) -> bool:

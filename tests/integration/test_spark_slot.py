@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ from spark_jobs import slot as slots
 from spark_jobs.client import Api, Gone, Json, SlotPlace, Unreachable
 from spark_jobs.pulse import Pulse
 from spark_jobs.slot import Slot
-from spark_jobs.work import FIRST_RECORDS, States, TaskRunner
+from spark_jobs.work import FIRST_RECORDS, States, TaskRunner, read_batch
 from tests.serving import Serving, serving
 
 HOUR = 3_600_000
@@ -178,6 +179,22 @@ def test_the_first_records_of_a_task_are_committed_with_many_more_where_they_are
     turn_until(slot, lambda: world.end() == 24_000)
     assert found == ran
     assert world.out()[:3] == [0, 1, 2]
+
+
+def test_how_long_a_first_chunk_takes_to_read_says_nothing_of_more_records(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decoded whole, for however few of its records."""
+    monkeypatch.setattr(slot_job, "time", clock := Mock(monotonic=Mock(return_value=1000.0)))
+
+    def read_slowly(*arguments: Any) -> Batch:
+        clock.monotonic.return_value += 60.0
+        return read_batch(*arguments)
+
+    monkeypatch.setattr(slot_job, "read_batch", read_slowly)
+    slot = world.slot(world.job(operators=[]))
+    world.post(*range(12_000))
+    turn_until(slot, lambda: world.end() == 12_000, turns=2)
 
 
 def test_the_first_record_after_idle_does_not_wait_for_the_commit_interval(world: World) -> None:

@@ -124,7 +124,11 @@ class JobSpec(Spec):
         500_000
     )
     commit_interval_ms: Annotated[
-        Duration, Field(description="The least time between two rounds of a slot; a full batch does not wait.")
+        Duration,
+        Field(
+            description="The least time between two rounds of a slot; a full batch and the first one of a new task do"
+            " not wait."
+        ),
     ] = 100
     idle_close_after_ms: Annotated[
         IdleTime | None,

@@ -35,11 +35,14 @@ def no_chain() -> Any:
     raise AssertionError("nothing is run here")
 
 
-def task(name: str, records: int = 1, target: int | None = None, *, can_wait: bool = False) -> StreamTask:
+def task(
+    name: str, records: int = 1, target: int | None = None, *, can_wait: bool = False, has_run: bool = True
+) -> StreamTask:
     """A task with so many records to read; `target`: of a repartition stream; `can_wait`: they are for others."""
     work = [InputRange(0, 0, records, [])] if records else []
     inputs = [InputHead("in", 0, 0, records, sub_log=target)]
-    return StreamTask(AssignedTask(name, name, 0, 0, 1, 0, inputs=inputs, work=work, can_wait=can_wait), {}, no_chain)
+    assigned = AssignedTask(name, name, 0, 0, 1, 0, inputs=inputs, work=work, can_wait=can_wait)
+    return StreamTask(assigned, {}, no_chain, has_run=has_run)
 
 
 def names(given: Rounds, tasks: list[StreamTask]) -> list[str]:
@@ -89,6 +92,17 @@ def test_a_full_batch_does_not_wait_and_takes_the_others_along(clock: Clock) -> 
     assert names(given, tasks) == ["full", "other"]
     assert given.pause_s(tasks) == 0.0
     assert names(given, tasks) == ["full", "other"]
+
+
+def test_a_new_task_waits_for_no_interval_and_says_at_once_that_it_has_caught_up(clock: Clock) -> None:
+    given, old, new = Rounds(60.0, FULL), task("old"), task("new", has_run=False)
+    assert names(given, [old]) == ["old"]
+    assert names(given, [old, task("idle", 0, has_run=False)]) == []
+    assert names(given, [old, new]) == ["new", "old"]
+    new.has_run = True
+    assert given.pause_s([old, new]) == 0.0
+    assert names(given, [old, new]) == []
+    assert given.pause_s([old, new]) > 0.0
 
 
 @pytest.mark.parametrize("change", [{"has_backlog": True}, {"is_cut": True}])
