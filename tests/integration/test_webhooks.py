@@ -59,7 +59,11 @@ class Target:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                if len(body) < length:  # who was killed between the two: nobody waits for an answer
+                    self.close_connection = True
+                    return
                 fields = {name.lower(): value for name, value in self.headers.items()}
                 request = Request(self.path, fields, body, time.time() * 1000)
                 target.seen.append(request)
