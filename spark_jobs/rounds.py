@@ -25,7 +25,7 @@ class Rounds:
     def __init__(self, interval_s: float, full_batch: int) -> None:
         self.change(interval_s, full_batch)
         self._start_s = time.monotonic() - interval_s
-        self._has_full_batch = self._is_cut_short = self._may_go_on = False
+        self._is_urgent_round = self._is_cut_short = self._may_go_on = False
         self._given: Set[tuple[str, int]] = frozenset()
 
     def change(self, interval_s: float, full_batch: int) -> None:
@@ -51,11 +51,11 @@ class Rounds:
         self._given = targets
 
     def pause_s(self, tasks: Collection[StreamTask]) -> float:
-        """What is left of the commit interval, none while a full batch, the rest of one or that of a round waits; until
-        anything may run at all.
+        """What is left of the commit interval, none after an urgent round or while the rest of a batch or of a round
+        waits; until anything may run at all.
         """
         is_rest_left = any(task.is_due and task.is_ready and _has_rest(task) for task in tasks)
-        if self._has_full_batch or self._is_cut_short or is_rest_left:
+        if self._is_urgent_round or self._is_cut_short or is_rest_left:
             return 0.0
         if self._may_go_on:
             self._may_go_on = False  # ask once: what the round gave may be there for others
@@ -68,14 +68,14 @@ class Rounds:
 
     def _in_turn(self, tasks: Collection[StreamTask]) -> list[StreamTask]:
         """All that have something to do when a round begins; who can wait leaves one round to those who can not. A
-        round that was cut short goes on with those that it has not run yet; who may not wait is always among them.
+        round that was cut short goes on with those that it has not run yet; who is urgent is always among them.
         """
         ready = [task for task in tasks if task.is_due and task.is_ready]
-        self._has_full_batch = any(self._may_not_wait(task) for task in ready)
+        self._is_urgent_round = any(self._is_urgent(task) for task in ready)
         has_interval_left = self._interval_left_s() > 0
         if self._is_cut_short and has_interval_left:
-            return [task for task in ready if task.ran_s < self._start_s or self._may_not_wait(task)]
-        if has_interval_left and not self._has_full_batch:
+            return [task for task in ready if task.ran_s < self._start_s or self._is_urgent(task)]
+        if has_interval_left and not self._is_urgent_round:
             return [task for task in ready if self._is_next(task) and task.is_pressing]
         if not ready:
             return []
@@ -98,8 +98,8 @@ class Rounds:
     def _interval_left_s(self) -> float:
         return self._start_s + self._interval_s - time.monotonic()
 
-    def _may_not_wait(self, task: StreamTask) -> bool:
-        """Whether a commit interval would only keep back what is there already, or that a new task has caught up."""
+    def _is_urgent(self, task: StreamTask) -> bool:
+        """Whether an interval would only keep back what is there already, or the news that a new task has caught up."""
         is_full = any(each.end - each.start >= self._full_batch for each in task.ranges)
         is_first = bool(task.ranges) and not task.has_run
         return is_full or is_first or _has_rest(task)
