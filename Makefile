@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed
+KERNELS := .venv/.kernels
 CLASSES := .venv/spark-classes.jsa
 MODULES := .venv/.modules-of-tests
 JUDGES := openapi/node_modules/.installed
@@ -26,17 +27,20 @@ TOGETHER = $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 .PHONY: install dashboard lock demo screenshots test check lint types style judged unit bench openapi clients services clean
 
-install: $(STAMP) $(BUILT)
+install: $(STAMP) $(KERNELS) $(BUILT)
 
-# One stamp: made anew when the lock file, the package's description or a kernel changes.
-$(STAMP): requirements.lock pyproject.toml $(wildcard service/streams/kernels/*.py)
+$(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "millrace needs Python 3.11 (set PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "uv>=0.8"
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet requirements.lock
 	@VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+# A quarter of a minute of CPU, once; whoever imports kernels before it compiles them too.
+$(KERNELS): $(STAMP) $(wildcard service/streams/kernels/*.py)
 	@$(BIN)/python -c "from service.streams import kernels; kernels.warm()"
-	@touch $(STAMP)
+	@touch $@
 
 # The pages at /admin, built into the package. Without npm's registry all the rest is there, /admin says why it is not, and only
 # `make dashboard` tries again.
@@ -56,7 +60,8 @@ $(DASHBOARD)/node_modules/.installed: $(DASHBOARD)/package-lock.json | $(STAMP)
 	    --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-timeout=30000
 	@touch $@
 
-$(DASHBOARD)/node_modules/.checked: $(TYPESCRIPT)/src/schema.ts $(filter-out %/schema.ts,$(PAGES)) $(DASHBOARD)/node_modules/.installed
+# Behind the build, which is another make: both would install the packages at the same time.
+$(DASHBOARD)/node_modules/.checked: $(TYPESCRIPT)/src/schema.ts $(filter-out %/schema.ts,$(PAGES)) $(DASHBOARD)/node_modules/.installed | $(BUILT)
 	$(NODE) npm --prefix $(DASHBOARD) run --silent check
 	@touch $@
 
@@ -109,16 +114,16 @@ services:
 	@tests/install-services.sh
 
 # What the JVMs of tests need not load and verify again and again.
-$(CLASSES): $(STAMP) tests/class_archive.py
+$(CLASSES): $(KERNELS) tests/class_archive.py
 	@$(BIN)/python -m tests.class_archive
 
 # What tests import, compiled to bytecode once: in a fresh clone each worker would do it, at the same time as the others.
-$(MODULES): $(STAMP)
+$(MODULES): $(KERNELS)
 	@$(BIN)/pytest --collect-only -q > $@ || true
 
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
-test: install
-	@$(TOGETHER) $(MODULES) services $(CLASSES) clients
+test:
+	@$(TOGETHER) install $(MODULES) services $(CLASSES) clients
 	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
 
 bench: install
