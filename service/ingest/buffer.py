@@ -94,7 +94,7 @@ class AppendBuffer:
         self._waiting: deque[Append | Post] = deque()
         self._again: list[Group] = []  # parts of a group that could not go as a whole
         self._in_flight: set[tuple[str, str, str]] = set()
-        self._null_keys: dict[str, int] = {}  # stream id -> whose turn it is
+        self._turns: dict[str, int] = {}  # stream id -> turns that null keys have taken
         self._used_bytes = 0
         self._is_open = True
         self._is_started = False
@@ -196,11 +196,18 @@ class AppendBuffer:
         """Where each record goes: where it asks to, else by its key; null keys take turns."""
         keys = payload.records.column("key")
         with self._changed:
-            turn = self._null_keys.get(stream_id, 0)
-            self._null_keys[stream_id] = (turn + keys.null_count) % count
+            turn = self._turns.get(stream_id, 0)
+            self._turns[stream_id] = turn + keys.null_count
         by_key = partition_of(keys, count, turn)
         asked = payload.partitions
         return by_key if asked is None else np.where(asked >= 0, asked, by_key).astype(np.int32)
+
+    def _give_back_turns(self, unpublished: Append | Posts) -> None:
+        """Its null keys have used none: whoever posts again by the route does not leave partitions out."""
+        with self._changed:
+            self._turns[unpublished.stream_id] -= sum(
+                batch.column("key").null_count for _, batch in unpublished.batches
+            )
 
     # ------------------------------------------------------------ the writer: one thread, one group after another
 
@@ -287,6 +294,8 @@ class AppendBuffer:
         try:
             answers = self._write(group)
         except Settled as error:
+            for append in error.outcomes:
+                self._give_back_turns(append)
             self._finish(
                 [
                     (append, [outcome] if isinstance(outcome, dict) else outcome)

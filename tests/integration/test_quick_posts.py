@@ -156,6 +156,16 @@ def test_settings_that_another_process_changed_count_at_once(service: Serving, w
     assert len(kept(writer, name)) == 2
 
 
+def test_settings_that_changed_cost_null_keys_no_turn(service: Serving, writer: httpx.Client) -> None:
+    """The quick way has given them partitions when it hears of the change, and the route gives them some again."""
+    name = make(writer, partitions=4)
+    two = b'{"records":[{"value":1},{"value":2}]}'
+    assert [at["partition"] for at in post(writer, name, two).json()["offsets"]] == [0, 1]
+    service.catalog.write(streams.update_stream, name, retention_ms=86_400_000)
+    assert [at["partition"] for at in post(writer, name, two).json()["offsets"]] == [2, 3]
+    assert [at["partition"] for at in post(writer, name, two).json()["offsets"]] == [0, 1]
+
+
 def test_a_stream_that_is_gone_is_unknown_and_one_made_again_gets_the_records(
     service: Serving, writer: httpx.Client
 ) -> None:
