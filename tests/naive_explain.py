@@ -23,16 +23,16 @@ def deduplicate(operator: Record, records: Sequence[Record]) -> list[Record]:
     found, now = [], -1
     for offset, record in enumerate(records):
         now = max(now, record["timestamp"])
-        who, told = identity({"window": None, **record}), IN
+        who, verdict = identity({"window": None, **record}), IN
         if who is not None:
             earlier = first.get(who)
             distance = None if earlier is None else abs(record["timestamp"] - records[earlier]["timestamp"])
             is_kept = earlier is not None and records[earlier]["timestamp"] >= now - interval
             if is_kept and distance <= interval:
-                told = out("duplicate", record_at(records, earlier), interval - distance)
+                verdict = out("duplicate", record_at(records, earlier), interval - distance)
             elif record["timestamp"] >= now - interval:
                 first[who] = offset
-        found.append({**told, "operator": operator["name"] if told["verdict"] == "out" else None})
+        found.append({**verdict, "operator": operator["name"] if verdict["verdict"] == "out" else None})
     return found
 
 
@@ -48,15 +48,15 @@ class Windows:
         self.time = self.time_of_records = -1
         self.mover: Record | None = None  # who took stream time to where it is
         self.moving_record: Record | None = None
-        self.told: list[Record] = []
+        self.verdicts: list[Record] = []
         for offset in range(len(records) + 1):
             for position, reason in advances:
                 if position == offset:
                     self.close_all(reason)
             if offset < len(records):
-                self.told.append(self.tell(offset))
+                self.verdicts.append(self.verdict(offset))
 
-    def tell(self, offset: int) -> Record:
+    def verdict(self, offset: int) -> Record:
         record = self.records[offset]
         at, key = record["timestamp"], record["key"]
         if key is None:

@@ -6,7 +6,10 @@ Knows how to start and stop it, and has a key of each role. There is no instance
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +84,19 @@ def serving(folder: Path, database_url: str, **settings: Any) -> Iterator[Servin
     finally:
         app.state.hub.close()  # as `millrace api` ends: who waits or follows gets an end to it
         server.should_exit = True
-        thread.join(30)
+        _wait_for_end(thread, loop)
         loop.close()
         catalog.close()
         listener.close()
+
+
+def _wait_for_end(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
+    """Raises TimeoutError where it takes longer than any end may, with what it is waiting for."""
+    thread.join(30)
+    if thread.is_alive():
+        seen = io.StringIO()
+        for task in asyncio.all_tasks(loop):
+            task.print_stack(file=seen)
+        for frame in sys._current_frames().values():
+            seen.writelines(traceback.format_stack(frame))
+        raise TimeoutError(f"the service does not end:\n{seen.getvalue()}")

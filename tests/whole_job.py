@@ -242,8 +242,8 @@ class WholeJob:
             given = {**version.handovers(), **({} if task.adoption is None else task.adoption.stores)}
             own = {store.name: given[store.name] for store in task.sub.stores()}
             begins = {name: Handover(begins_at=to) for name, each in own.items() if each.begins_at is not None}
-            told = {name: msgspec.structs.replace(each, stream_time=to) for name, each in own.items()}
-            task.adoption = Adoption(self._version, {**told, **begins})
+            handovers = {name: msgspec.structs.replace(each, stream_time=to) for name, each in own.items()}
+            task.adoption = Adoption(self._version, {**handovers, **begins})
             task.positions = [InputPosition(at.offset, min(at.frontier, to)) for at in task.positions]
             task.time = to
 
@@ -378,7 +378,7 @@ class WholeJob:
         heads = [self._head(task, number, known) for number in range(len(task.sources))]
         unread = [(number, head) for number, head in enumerate(heads) if head.position < head.end]
         work = [] if task.adoption else [self._range(number, head, most) for number, head in unread]
-        told = [[head.position, head.end, head.bound, head.is_caught_up] for head in heads]
+        digested = [[head.position, head.end, head.bound, head.is_caught_up] for head in heads]
         return AssignedTask(
             str(self.event),
             "{}_{}".format(*task.name),
@@ -387,7 +387,7 @@ class WholeJob:
             version=1,
             inputs=heads,
             work=work,
-            heads_digest=zlib.crc32(msgspec.json.encode(told)) if len(heads) > 1 else 0,
+            heads_digest=zlib.crc32(msgspec.json.encode(digested)) if len(heads) > 1 else 0,
             adopt=task.adoption,
         )
 

@@ -87,7 +87,7 @@ class Looked(NamedTuple):
 
 
 class KeptSample(NamedTuple):
-    """The sample that was kept last, the begin of its period, and the one that it is told against."""
+    """The sample that was kept last, the begin of its period, and the one that it is packed against."""
 
     period_ms: int
     base_ms: int
@@ -181,7 +181,7 @@ def sweep(s: Session, period_ms: int) -> None:
     """Let go what is older than it needs to be: of the last hour every sample stays, of a day one a minute."""
     is_fine = ~SampleRow.is_coarse & (SampleRow.base_ms != SampleRow.period_ms)
     s.execute(delete(SampleRow).where(is_fine, SampleRow.period_ms < period_ms - FINE_KEPT_MS))
-    # With a base all goes that is told against it, which is up to an hour younger.
+    # With a base all goes that is packed against it, which is up to an hour younger.
     s.execute(delete(SampleRow).where(SampleRow.base_ms < period_ms - COARSE_KEPT_MS - HOUR_MS))
 
 

@@ -584,7 +584,7 @@ class SampleRow(CatalogTable):
     """The figures of all jobs and users' streams at one moment (`service.catalog.samples`): one a period of sampling,
     written by whichever API process comes first.
 
-    `at_ms`: when exactly. `base_ms`: the sample that `content` is told against, itself where it stands alone.
+    `at_ms`: when exactly. `base_ms`: the sample that `content` is packed against, itself where it stands alone.
     `is_coarse`: the first of its minute, which is kept for longer than the others.
     """
 

@@ -262,14 +262,14 @@ class Rerun:
 
     def answer(self) -> dict[str, Any]:
         """What became of the last record that is asked for, and of those before it; not `shortened` yet."""
-        told = self.fates(SHOWN_RECORDS)
+        fates = self.fates(SHOWN_RECORDS)
         if self._asked.before is not None and not self._is_settled():
             return unknown(UNSETTLED)
         if self._settled is not None:
-            told = told[-len(self.matched) :]
-        if not told:
+            fates = fates[-len(self.matched) :]
+        if not fates:
             return unknown("no_record", known_from=self._known_from)
-        last, at = told[-1], self.matched[-1]
+        last, at = fates[-1], self.matched[-1]
         windows = self.windows(last["timestamp"]) if last["verdict"] in ("in", "out") else []
         return {
             **{name: last[name] for name in ("verdict", "operator", "reason", "cause", "by_ms")},
@@ -279,14 +279,14 @@ class Rerun:
             "matched": len(self.matched),
             "path": self.path(at) if self.is_run(at) else [],
             "outputs": self.outputs(at),
-            "records": told,
+            "records": fates,
             "windows": windows,
         }
 
     def fates(self, most: int) -> list[dict[str, Any]]:
         """What became of the records that are asked for, of so many at most, the last ones."""
         self.finish()
-        return [self._told(offset) for offset in self.matched[-most:]]
+        return [self._fate(offset) for offset in self.matched[-most:]]
 
     def _is_settled(self) -> bool:
         """Whether a run that did not begin where its task did knows of the last record that is asked for what one from
@@ -389,7 +389,7 @@ class Rerun:
             return found or [_verdict("unknown", fate.operator, _UNKNOWN[fate.verdict])]
         return [_verdict(fate.verdict, fate.operator, fate.reason, self._cause(fate.cause), fate.by_ms)]
 
-    def _told(self, offset: int) -> dict[str, Any]:
+    def _fate(self, offset: int) -> dict[str, Any]:
         """Where it came out, or is kept, on one of its ways, it did; where nobody knows that of one, nobody knows."""
         said = {name: self._place(offset)[name] for name in ("offset", "timestamp")}
         return said | min(self.verdicts(offset), key=_rank)

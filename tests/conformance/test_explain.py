@@ -105,7 +105,7 @@ def test_why_a_record_is_a_duplicate(case, tmp_path):
     [operator] = case["job"]["operators"]
     found = fates([operator], case["records"], tmp_path)
     assert found == naive_explain.deduplicate(operator, case["records"])
-    outputs = [record for record, told in zip(case["records"], found, strict=True) if told["verdict"] == "in"]
+    outputs = [record for record, fate in zip(case["records"], found, strict=True) if fate["verdict"] == "in"]
     assert [{"window": None, **record} for record in outputs] == case["outputs"]
 
 
@@ -113,7 +113,7 @@ def test_why_a_record_is_a_duplicate(case, tmp_path):
 def test_why_a_record_is_late_and_what_closed_its_windows(case, tmp_path):
     operators, records = case["job"]["operators"], case["records"]
     found = fates(operators, records, tmp_path / "all")
-    assert found == naive_explain.Windows(operators[0], records).told
+    assert found == naive_explain.Windows(operators[0], records).verdicts
     check_windows(operators, records, tmp_path)
 
 
@@ -131,8 +131,8 @@ def test_advances_of_time_close_windows_too(family, emit, tmp_path):
     places = sorted(drawn.sample(range(400), 30))
     advances = [(place, drawn.choice(["idle", "flush"])) for place in places]
     found = fates([operator], records, tmp_path / "all", advances=advances)
-    assert found == naive_explain.Windows(operator, records, advances).told
-    assert {told["reason"] for told in found} == {None, "late", "closed_idle"}
+    assert found == naive_explain.Windows(operator, records, advances).verdicts
+    assert {fate["reason"] for fate in found} == {None, "late", "closed_idle"}
     assert check_windows([operator], records, tmp_path, advances=advances)
 
 
@@ -140,7 +140,7 @@ def test_why_requests_of_a_web_log_are_not_the_first(tmp_path):
     records = web_log.requests()
     found = fates([ONCE], records, tmp_path)
     assert found == naive_explain.deduplicate(ONCE, records)
-    goes_on = [record for record, told in zip(records, found, strict=True) if told["verdict"] == "in"]
+    goes_on = [record for record, fate in zip(records, found, strict=True) if fate["verdict"] == "in"]
     assert goes_on == naive.deduplicate(records, naive.identity_of(ONCE), HOUR_MS)
 
 
@@ -150,7 +150,7 @@ def test_why_visits_of_a_web_log_ended(window, tmp_path):
     records = web_log.requests()
     operators = [{"op": "aggregate", "name": "agg", "window": window, "aggregates": COUNT}, FINAL]
     twin = naive_explain.Windows(operators[0], records)
-    assert fates(operators, records, tmp_path / "all") == twin.told
+    assert fates(operators, records, tmp_path / "all") == twin.verdicts
     own = [record for record in records if record["key"] == "66.249.73.135"]
     assert len(own) > 400
     with Again(operators, records, tmp_path / "one", key=b"66.249.73.135") as run:
@@ -242,7 +242,7 @@ def test_records_of_several_inputs_in_the_order_in_which_they_were_taken(operato
         places = sorted(drawn.sample(range(len(apart.commits)), 5))
         advances = [(place, drawn.choice(["idle", "flush"])) for place in places]
         twin_advances = [(sum(apart.commits[place]), reason) for place, reason in advances]
-        twin = naive_explain.Windows(operator, apart.records, twin_advances).told
+        twin = naive_explain.Windows(operator, apart.records, twin_advances).verdicts
     else:
         advances, twin = [], naive_explain.deduplicate(operator, apart.records)
     for asked in range(3):
@@ -250,12 +250,12 @@ def test_records_of_several_inputs_in_the_order_in_which_they_were_taken(operato
             run = apart.run_again([operator], asked, tmp_path / str(asked), opened, advances=advances)
             found = run.fates(EVERY)
         expected = [
-            {"offset": offset, "timestamp": record["timestamp"], **told, "cause": apart.placed(told["cause"])}
-            for (number, offset), record, told in zip(apart.taken, apart.records, twin, strict=True)
+            {"offset": offset, "timestamp": record["timestamp"], **fate, "cause": apart.placed(fate["cause"])}
+            for (number, offset), record, fate in zip(apart.taken, apart.records, twin, strict=True)
             if number == asked
         ]
         assert found == expected
-        assert {told["verdict"] for told in found} == {"in", "out"}
+        assert {fate["verdict"] for fate in found} == {"in", "out"}
 
 
 ANYWHERE = {"op": "deduplicate", "name": "once", "id": "value->>'id'", "interval_ms": 30}
@@ -347,14 +347,14 @@ def test_records_behind_a_repartition_in_the_order_in_which_they_were_taken(oper
         taken = [place for part in parts for place in part]
         records = [across.record(place) for place in taken]
         if operators[-1] is ANYWHERE:
-            told = naive_explain.deduplicate(ANYWHERE, records)
+            verdicts = naive_explain.deduplicate(ANYWHERE, records)
         else:
             records = [{**each, "key": each["value"]["user"]} for each in records]
             moved = [(sum(map(len, parts[:at])), reason) for at, reason in advances]
             twin = naive_explain.Windows(operators[1], records, moved)
-            told = twin.told
+            verdicts = twin.verdicts
             check_windows_behind(across, advances, twin, taken, tmp_path / f"windows{target}")
-        for place, each in zip(taken, told, strict=True):
+        for place, each in zip(taken, verdicts, strict=True):
             expected[place] = {**each, "cause": across.cause(each["cause"], taken)}
     for partition in range(3):
         with ExitStack() as opened:

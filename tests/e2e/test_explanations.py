@@ -36,9 +36,9 @@ def test_what_slots_on_spark_let_go_behind_a_repartition_is_what_the_naive_twin_
     for target in range(PARTITIONS):
         parts = naive_explain.taken_behind(writers, rounds, _target_of, target)
         taken = [place for part in parts for place in part]
-        told = naive_explain.deduplicate(ONCE, [writers[writer][offset] for writer, offset in taken])
-        came += sum(each["verdict"] == "in" for each in told)
-        for (writer, offset), each in zip(taken, told, strict=True):
+        verdicts = naive_explain.deduplicate(ONCE, [writers[writer][offset] for writer, offset in taken])
+        came += sum(each["verdict"] == "in" for each in verdicts)
+        for (writer, offset), each in zip(taken, verdicts, strict=True):
             asked = {"partition": writer, "offset": offset}
             found = running.call("GET", "/v1/jobs/explained:explain", params=asked)
             cause = each["cause"]

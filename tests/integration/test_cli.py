@@ -91,9 +91,9 @@ def test_options_win_over_the_environment_and_that_over_the_defaults(
         for arguments, environment in (([], {}), ([], here), ([*options, *folder], here)):
             run("migrate", **environment)
             run(command, *arguments, **environment)
-    defaults, told = ("127.0.0.1", 8080, Path("millrace-data")), ("127.0.0.2", 9000, Path("elsewhere"))
-    assert found[:3] == [defaults, told, ("127.0.0.3", 0, Path("third"))]
-    assert found[3:] == [defaults, told, ("127.0.0.3", 0, Path("elsewhere"))]
+    defaults, from_environment = ("127.0.0.1", 8080, Path("millrace-data")), ("127.0.0.2", 9000, Path("elsewhere"))
+    assert found[:3] == [defaults, from_environment, ("127.0.0.3", 0, Path("third"))]
+    assert found[3:] == [defaults, from_environment, ("127.0.0.3", 0, Path("elsewhere"))]
 
 
 def test_a_setting_of_the_environment_that_is_none_is_one_line() -> None:

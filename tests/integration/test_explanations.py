@@ -178,7 +178,7 @@ def test_a_job_behind_a_repartition_says_of_each_record_what_its_naive_twin_says
         for key, stamp, value in records:
             writers[ids[key]].append({"key": key, "timestamp": stamp, "value": value})
         rounds.append([len(each) for each in writers])
-    told: dict[tuple[int, int], Json] = {}
+    verdicts: dict[tuple[int, int], Json] = {}
     for target in range(2):
 
         def target_of(each: Json) -> int:
@@ -187,19 +187,19 @@ def test_a_job_behind_a_repartition_says_of_each_record_what_its_naive_twin_says
         taken = [place for part in naive_explain.taken_behind(writers, rounds, target_of, target) for place in part]
         own = [writers[writer][offset] for writer, offset in taken]
         twin = naive_explain.Windows(tens, [{**each, "key": each["value"]["user"]} for each in own])
-        for place, each in zip(taken, twin.told, strict=True):
+        for place, each in zip(taken, twin.verdicts, strict=True):
             cause = each["cause"] and {"stream": "across-all-in", **each["cause"]}
             if cause is not None:
                 cause |= dict(zip(("partition", "offset"), taken[cause["offset"]], strict=True))
-            told[place] = each | {"cause": cause}
+            verdicts[place] = each | {"cause": cause}
     for key, partition in ids.items():
         found = explain(http, "across-all", key=key)
         assert found["matched"] == len(writers[partition])
         for each in found["records"]:
             stamp = writers[partition][each["offset"]]["timestamp"]
             place = {"offset": each["offset"], "timestamp": stamp}
-            assert each == place | told[partition, each["offset"]]
-    assert {each["verdict"] for each in told.values()} == {"in", "out"}
+            assert each == place | verdicts[partition, each["offset"]]
+    assert {each["verdict"] for each in verdicts.values()} == {"in", "out"}
 
 
 class Drawn:
@@ -217,19 +217,19 @@ class Drawn:
         return found
 
 
-def check_told(
-    http: httpx.Client, name: str, keys: str, told: dict[tuple[str, int, int], Json], **streams: int
+def check_verdicts(
+    http: httpx.Client, name: str, keys: str, verdicts: dict[tuple[str, int, int], Json], **streams: int
 ) -> None:
-    """Each record of the keys in streams with so many partitions: `told` by (stream, partition, offset)."""
+    """Each record of the keys in streams with so many partitions: `verdicts` by (stream, partition, offset)."""
     for stream, partitions in streams.items():
         for key in keys:
             found = explain(http, name, key=key, stream=f"{name}-{stream}")
             assert found["records"], (stream, key)
             for each in found["records"]:
                 place = (f"{name}-{stream}", partition_of_key(key.encode(), partitions), each["offset"])
-                twin = told[place]
+                twin = verdicts[place]
                 assert each == {"offset": each["offset"], "timestamp": each["timestamp"]} | twin, place
-    assert {each["verdict"] for each in told.values()} == {"in", "out"}
+    assert {each["verdict"] for each in verdicts.values()} == {"in", "out"}
 
 
 def blamed(cause: Json | None, places: list[tuple[str, int, int]]) -> Json | None:
@@ -256,7 +256,7 @@ def test_behind_two_repartitions_each_record_is_what_naive_twins_in_a_row_say(ht
     def target_of(member: str, record: Json) -> int:
         return partition_of_key(record["value"][member].encode(), 2)
 
-    told: dict[tuple[str, int, int], Json] = {}
+    verdicts: dict[tuple[str, int, int], Json] = {}
     second: list[list[Json]] = [[], []]
     second_rounds = [[0, 0] for _ in rounds]
     for target in range(2):
@@ -265,22 +265,22 @@ def test_behind_two_repartitions_each_record_is_what_naive_twins_in_a_row_say(ht
         places = [("twice-in", writer, offset) for writer, offset in taken]
         own = [writers[writer][offset] for writer, offset in taken]
         for place, record, each in zip(places, own, naive_explain.deduplicate(once, own), strict=True):
-            told[place] = each | {"cause": blamed(each["cause"], places)}
+            verdicts[place] = each | {"cause": blamed(each["cause"], places)}
             reached = max(before["timestamp"] for before in writers[place[1]][: place[2] + 1])
             to = target_of("user", record) if each["verdict"] == "in" else None
             second[target].append({"timestamp": reached, "place": place, "to": to})
         for number in range(len(rounds)):
             second_rounds[number][target] = sum(map(len, parts[: number + 1]))
-    assert {each["verdict"] for each in told.values()} == {"in", "out"}
+    assert {each["verdict"] for each in verdicts.values()} == {"in", "out"}
     for target in range(2):
         parts = naive_explain.taken_behind(second, second_rounds, lambda each: each["to"], target)
         places = [second[writer][number]["place"] for part in parts for writer, number in part]
         own = [writers[partition][offset] for _, partition, offset in places]
         twin = naive_explain.Windows(tens, [{**each, "key": each["value"]["user"]} for each in own])
-        for place, each in zip(places, twin.told, strict=True):
-            told[place] = each | {"cause": blamed(each["cause"], places)}
-    assert {each["operator"] for each in told.values()} == {"anywhere", "tens"}
-    check_told(http, "twice", "ad", told, **{"in": 2})
+        for place, each in zip(places, twin.verdicts, strict=True):
+            verdicts[place] = each | {"cause": blamed(each["cause"], places)}
+    assert {each["operator"] for each in verdicts.values()} == {"anywhere", "tens"}
+    check_verdicts(http, "twice", "ad", verdicts, **{"in": 2})
 
 
 def test_a_stream_of_a_user_beside_a_repartition_is_taken_by_time_with_it(http: httpx.Client) -> None:
@@ -303,7 +303,7 @@ def test_a_stream_of_a_user_beside_a_repartition_is_taken_by_time_with_it(http: 
         for each in body:
             own[partition_of_key(each["key"].encode(), len(own))].append(each)
         rounds.append({name: [len(each) for each in parts] for name, parts in read.items()})
-    told: dict[tuple[str, int, int], Json] = {}
+    verdicts: dict[tuple[str, int, int], Json] = {}
     for target in range(3):
         writers = [*read["beside-in"], read["beside-two"][target]]
         ends = [[*at["beside-in"], at["beside-two"][target]] for at in rounds]
@@ -315,9 +315,9 @@ def test_a_stream_of_a_user_beside_a_repartition_is_taken_by_time_with_it(http: 
             ("beside-in", writer, offset) if writer < 2 else ("beside-two", target, offset) for writer, offset in taken
         ]
         twin = naive_explain.Windows(visits, [writers[writer][offset] for writer, offset in taken])
-        for place, each in zip(places, twin.told, strict=True):
-            told[place] = each | {"cause": blamed(each["cause"], places)}
-    check_told(http, "beside", "adeg", told, **{"in": 2, "two": 3})
+        for place, each in zip(places, twin.verdicts, strict=True):
+            verdicts[place] = each | {"cause": blamed(each["cause"], places)}
+    check_verdicts(http, "beside", "adeg", verdicts, **{"in": 2, "two": 3})
 
 
 def test_where_all_tasks_are_too_much_the_first_says_that_others_go_on(

@@ -5,7 +5,7 @@ looking at all that lies there: by the index of what is to be emitted, where a c
 the runs of those that are over. It refuses to know where a store lies.
 
 Nothing is counted that was not seen: where more is there than may be looked at, the number is at least so many, and
-what comes first is told only as far as nothing can come before it.
+what comes first is given only as far as nothing can come before it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _by_index(form: Form, rule: Rule, partition: int, firsts: int, most: int) ->
     (head,) = yield [Ask(partition, (_INDEX,), most + 1, False)]
     found = _indexed(rule, head, most)
     last = found.times[-1:] if found.is_all else (yield from _last_indexed(rule, partition))
-    return _told(form, rule, head, found, firsts, last)
+    return _pending(form, rule, head, found, firsts, last)
 
 
 def _of_buffer(
@@ -95,10 +95,10 @@ def _of_buffer(
     if has_indexes:
         found = _indexed(rule, head, most)
         last = found.times[-1:] if found.is_all else (yield from _last_indexed(rule, partition))
-        told = _told(form, rule, head, found, firsts, last)
+        pending = _pending(form, rule, head, found, firsts, last)
     else:
-        told = yield from _one_by_one(form, rule, partition, firsts, most)
-    return told._replace(number=records, is_all=True, bytes=size)
+        pending = yield from _one_by_one(form, rule, partition, firsts, most)
+    return pending._replace(number=records, is_all=True, bytes=size)
 
 
 def _indexed(rule: Rule, at: Findings, most: int) -> _Seen:
@@ -137,7 +137,7 @@ def _one_by_one(form: Form, rule: Rule, partition: int, firsts: int, most: int) 
             span = Span(start, span.end) if start < span.end else None
         is_all = is_all and span is None
     times = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
-    return _told(form, rule, head, _Seen(times, is_all=is_all, is_in_order=False), firsts, times[-1:])
+    return _pending(form, rule, head, _Seen(times, is_all=is_all, is_in_order=False), firsts, times[-1:])
 
 
 def _open_times(
@@ -150,7 +150,7 @@ def _open_times(
     return times
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- what is known
 
 
 class _Seen(NamedTuple):
@@ -163,7 +163,7 @@ class _Seen(NamedTuple):
     is_in_order: bool
 
 
-def _told(form: Form, rule: Rule, head: Findings, seen: _Seen, firsts: int, last: Int64s) -> Pending:
+def _pending(form: Form, rule: Rule, head: Findings, seen: _Seen, firsts: int, last: Int64s) -> Pending:
     is_known = seen.is_all or seen.is_in_order
     return Pending(
         position=head.position,
