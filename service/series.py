@@ -7,7 +7,7 @@ A *counter* is kept as its total, so a rate is exact over any range, whatever wa
 than before began anew: there is no rate across that. One that a sample does not have is 0 there: it counts what had not
 happened yet. A *level* that a sample does not have, or that is UNKNOWN, is not known there.
 
-A sample is packed against another one, its base: the differences of their values, byte by byte of all of them, packed.
+A sample is packed against another one, its base: the differences of their values, byte by byte of all, compressed.
 What did not change takes nearly nothing, so 50 jobs and 200 streams are 1 to 2 kB a sample. The base stands alone and
 says which figures there are; where that changes, and each hour, a new base begins.
 """
