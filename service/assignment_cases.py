@@ -46,6 +46,9 @@ class Case(msgspec.Struct, forbid_unknown_fields=True):
     rack_tags: list[str] = []
 
 
+_case = msgspec.json.Decoder(Case)
+
+
 _STRATEGIES: dict[str, Strategy] = {
     "ha": "high_availability",
     "high_availability": "high_availability",
@@ -58,7 +61,7 @@ def answer(line: bytes | str) -> dict[str, Any]:
     beyond the asked number. Raises MalformedCase.
     """
     try:
-        case = msgspec.json.decode(line, type=Case)
+        case = _case.decode(line)
     except msgspec.DecodeError as error:
         raise MalformedCase(f"this is no case: {error}") from error
     group, strategy = _group(case)

@@ -4,6 +4,7 @@ Knows its sub-commands and how they say that something is wrong: one line on std
 Refuses to know more: each of them is a few lines over a module that does the work.
 """
 
+import faulthandler
 import os
 import sys
 from collections.abc import Iterator
@@ -252,7 +253,8 @@ def revoke_token(token_id: str) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. A process that crashes in compiled code says where each of its threads was."""
+    faulthandler.enable()
     app()
 
 

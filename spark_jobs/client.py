@@ -66,6 +66,17 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _ASK_AGAIN = {429, 500, 502, 503, 504}
 _ASK_ELSEWHERE = {502, 503, 504}  # this one can not, another may
 
+# Made by the one thread that imports this: an instance asks from several, and where two come to use a Struct first at
+# one time, msgspec reads through NULL.
+CHUNK_RANGE = msgspec.json.Decoder(ChunkRange)
+JOINED_INSTANCE = msgspec.json.Decoder(JoinedInstance)
+JOINED_SLOT = msgspec.json.Decoder(JoinedSlot)
+LIVE_STORES = msgspec.json.Decoder(LiveStores)
+PATHS = msgspec.json.Decoder(Paths)
+POLL_ANSWER = msgspec.json.Decoder(PollAnswer)
+VERDICTS = msgspec.json.Decoder(Verdicts)
+WANTED_JOBS = msgspec.json.Decoder(WantedJobs)
+
 
 class ApiError(Exception):
     """The API did not do what it was asked for."""
@@ -127,14 +138,16 @@ class Api:
 
     def join_instance(self, instance: JoinRequest) -> JoinedInstance:
         """Join under a stable name; the same name keeps its id. Raises ApiError."""
-        joined = self._ask(JoinedInstance, "POST", "/v1/instances:join", instance)
+        joined = self._ask(JOINED_INSTANCE, "POST", "/v1/instances:join", instance)
         self._keep_lease(joined.lease_ms)
         return joined
 
     def heartbeat(self, instance_id: str, beat: HeartbeatRequest) -> WantedJobs:
         """Keep the lease; waits for an answer that differs from the known one. Raises ApiError."""
         beat = msgspec.structs.replace(beat, wait_ms=self._bounded_ms(beat.wait_ms))
-        return self._ask(WantedJobs, "POST", f"/v1/instances/{instance_id}:heartbeat", beat, wait_s=beat.wait_ms / 1000)
+        return self._ask(
+            WANTED_JOBS, "POST", f"/v1/instances/{instance_id}:heartbeat", beat, wait_s=beat.wait_ms / 1000
+        )
 
     def leave_instance(self, instance_id: str, incarnation: str, *, drain: bool) -> None:
         """Leave with all slots; with `drain` each of them is asked to leave first, and may commit. Raises ApiError."""
@@ -149,7 +162,7 @@ class Api:
 
     def join_slot(self, instance_id: str, slot: SlotRequest) -> JoinedSlot:
         """Become a slot of a job in the place of the one before. Raises ApiError."""
-        joined = self._ask(JoinedSlot, "POST", f"/v1/instances/{instance_id}/slots", slot)
+        joined = self._ask(JOINED_SLOT, "POST", f"/v1/instances/{instance_id}/slots", slot)
         self._keep_lease(joined.lease_ms)
         return joined
 
@@ -157,22 +170,22 @@ class Api:
         """What to do next with what the slot holds; waits until there is something. Raises ApiError."""
         held = msgspec.structs.replace(held, timeout_ms=self._bounded_ms(held.timeout_ms))
         wait_s = held.timeout_ms / 1000
-        return self._ask(PollAnswer, "POST", f"{slot}:poll", held, wait_s=wait_s, patience_s=patience_s)
+        return self._ask(POLL_ANSWER, "POST", f"{slot}:poll", held, wait_s=wait_s, patience_s=patience_s)
 
     def find_chunks(self, slot: str, stream_id: str, partition: int, offset: int, max_records: int) -> ChunkRange:
         """The chunks that hold a partition from `offset` on. Raises ApiError."""
         query = f"stream_id={stream_id}&partition={partition}&from={offset}&max_records={max_records}"
-        return self._ask(ChunkRange, "GET", f"{slot}/chunks?{query}")
+        return self._ask(CHUNK_RANGE, "GET", f"{slot}/chunks?{query}")
 
     def register_segments(self, slot: str, count: int) -> list[tuple[str, str]]:
         """Announce `count` new segments; their (id, path). Raises ApiError."""
         announced = SegmentsRequest([uuid.uuid4().hex for _ in range(count)])
-        return list(self._ask(Paths, "POST", f"{slot}/segments", announced).paths.items())
+        return list(self._ask(PATHS, "POST", f"{slot}/segments", announced).paths.items())
 
     def commit(self, slot: str, commits: Sequence[TaskCommit], *, patience_s: float = PATIENCE_S) -> list[Verdict]:
         """Commit tasks, each judged alone; none of them just keeps the lease. Raises ApiError."""
         body = CommitRequest(list(commits))
-        return self._ask(Verdicts, "POST", f"{slot}:commit", body, patience_s=patience_s).results
+        return self._ask(VERDICTS, "POST", f"{slot}:commit", body, patience_s=patience_s).results
 
     def fail_task(self, slot: str, *, task_id: str, epoch: int, error: TaskError) -> None:
         """Say that a task can not go on, and why: its job fails. Raises ApiError."""
@@ -180,7 +193,7 @@ class Api:
 
     def live_stores(self, slot: str, found: list[str]) -> list[str]:
         """Those of the ids that are stores still. Raises ApiError."""
-        return self._ask(LiveStores, "POST", f"{slot}:live-stores", StoresRequest(found)).stores
+        return self._ask(LIVE_STORES, "POST", f"{slot}:live-stores", StoresRequest(found)).stores
 
     def leave_slot(self, slot: str) -> None:
         """Give all tasks up. Raises ApiError."""
@@ -190,7 +203,7 @@ class Api:
 
     def _ask(
         self,
-        kind: type[Answer],
+        answer: msgspec.json.Decoder[Answer],
         method: str,
         path: str,
         body: msgspec.Struct | None = None,
@@ -200,7 +213,7 @@ class Api:
     ) -> Answer:
         """One request, repeated as it is until it is answered or `patience_s` has passed."""
         content = None if body is None else msgspec.json.encode(body)
-        return msgspec.json.decode(self._repeat(method, path, content, wait_s, patience_s), type=kind)
+        return answer.decode(self._repeat(method, path, content, wait_s, patience_s))
 
     def _do(self, path: str, body: msgspec.Struct | None, *, patience_s: float = PATIENCE_S) -> None:
         """A request whose answer says nothing but that it is done."""

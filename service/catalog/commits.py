@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from service import ranges
 from service.catalog import idle_and_flush, replays, task_moves, task_orders
+from service.catalog.converters import converter
 from service.catalog.engine import now_ms, progress_topic, wake
 from service.catalog.inputs import inputs_of_tasks, packed_positions, partitions_read_by
 from service.catalog.outputs import Outputs
@@ -31,6 +32,8 @@ from service.faults import fault_point
 from service.protocol import Move, TakenOrder, TaskCommit, Verdict, WrittenSegment
 from service.streams import measures
 from service.streams.records import ChunkMeta, Published
+
+_verdict = converter(Verdict)
 
 
 def commit_tasks(s: Session, slot_id: str, commits: Sequence[TaskCommit]) -> list[Verdict]:
@@ -97,7 +100,7 @@ class _Committing:
     def _judge(self, commit: TaskCommit) -> Verdict:
         task = self._tasks.get(commit.task)
         if task is not None and task.last_commit_id == commit.commit_id and task.last_commit_result is not None:
-            return msgspec.convert(task.last_commit_result, Verdict)
+            return _verdict(task.last_commit_result)
         if task is None:
             return Verdict(commit.task, commit.commit_id, "refused", "unknown_task")
         active = self._active.get(task.id)

@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog import task_moves
 from service.catalog.adoptions import Adoptions, version_of
+from service.catalog.converters import converter
 from service.catalog.engine import now_ms
 from service.catalog.inputs import POSITION_BYTES, inputs_of_job, pack, unpack
 from service.catalog.job_creation import UNREADABLE, add_tasks, keep_dropped, relate, sink_stream, specified
@@ -95,6 +96,9 @@ class WantedChange(msgspec.Struct, frozen=True):
     starts: dict[str, list[int]] = {}
     tasks: list[tuple[int, int]] | None = None
     state: str = PENDING
+
+
+_wanted_change = converter(WantedChange)
 
 
 # ---------------------------------------------------------------- whether it may be
@@ -298,7 +302,7 @@ def marks(s: Session, job: JobRow, wanted: WantedChange) -> ReadTo | None:
 
 def pending(job: JobRow) -> WantedChange | None:
     """The change that a job is coming to rest for."""
-    return msgspec.convert(job.change, WantedChange) if job.state == CHANGING and job.change is not None else None
+    return _wanted_change(job.change) if job.state == CHANGING and job.change is not None else None
 
 
 def is_due(s: Session, job_id: str) -> bool:

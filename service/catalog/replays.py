@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.catalog import segments
+from service.catalog.converters import converter
 from service.catalog.engine import job_topic, progress_topic, wake
 from service.catalog.job_states import CHANGING, WAIT_OR_RESUME, lock_job, lock_tasks, note_transition
 from service.catalog.jobs import is_replaying, metrics
@@ -24,6 +25,8 @@ from service.protocol import KeptRange, Move
 from service.streams.errors import IllegalTransition, InvalidSpec, NothingKept, Problem, ReplayUnderWay
 from service.streams.topology.graph import Topology
 from service.streams.topology.replays import REASONS, Wanted
+
+_wanted = converter(Wanted)
 
 
 class PartitionToReplay(NamedTuple):
@@ -84,7 +87,7 @@ def next_range(
         return None
     stream_id, position, end = replay["stream_id"], replay["position"], replay["end"]
     given = segments.next_range(s, number, (stream_id, partition), position, end, max_records)
-    return KeptRange(stream_id, given, msgspec.convert(replay["wanted"], Wanted))
+    return KeptRange(stream_id, given, _wanted(replay["wanted"]))
 
 
 def objection(task: TaskRow, move: Move | None) -> str | None:

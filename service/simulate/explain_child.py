@@ -24,6 +24,8 @@ from service.simulate.explained_job import explain_all
 from service.simulate.explanation import TaskToExplain, explain
 from service.streams.errors import ExplanationTooLarge, StreamError
 
+_task = msgspec.json.Decoder(TaskToExplain)
+
 
 def serve(connection: socket.socket, folder: Path, limits: Limits) -> None:
     """Answer the one question of a connection; `folder` is for what it keeps meanwhile."""
@@ -39,7 +41,7 @@ def serve(connection: socket.socket, folder: Path, limits: Limits) -> None:
 def outcome(frames: Iterator[bytes], folder: Path, limits: Limits) -> tuple[dict[str, Any], bytes]:
     """The answer's head (`length`, or a Refusal's members) and body, once all frames are read."""
     try:
-        task = msgspec.json.decode(next(frames), type=TaskToExplain)
+        task = _task.decode(next(frames))
         run = explain_all if task.tasks else explain
         answer = orjson.dumps(run(task, _batches(frames), folder))
     except StreamError as error:

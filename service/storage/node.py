@@ -28,6 +28,7 @@ from service.storage.environments import boot_id, write_durably
 SETTLE_S: Final = 10.0  # how long others may take to agree on a name: they write one small file
 PAUSE_S: Final = 0.02
 _FILE: Final = "node.json"
+_node_ref = msgspec.json.Decoder(NodeRef)
 
 
 class NodeInUse(OSError):
@@ -115,7 +116,7 @@ def node_id_of(folder: Path) -> str | None:
 
 def _read(folder: Path) -> NodeRef | None:
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=NodeRef)
+        return _node_ref.decode((folder / _FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None
 
