@@ -124,7 +124,7 @@ $(MODULES): $(KERNELS)
 # One queue for all tests (tests/scheduling.py), with more workers than cores: many tests wait for processes.
 test:
 	@$(TOGETHER) install $(MODULES) services $(CLASSES) clients
-	@$(BIN)/pytest --numprocesses 3 --dist loadscope --durations 25
+	@$(BIN)/pytest --numprocesses 4 --dist loadscope --durations 25
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(if $(QUICK),--quick) $(foreach part,$(ONLY),--only $(part))
