@@ -145,19 +145,18 @@ function completed(context: CompletionContext, { schema, names }: EditorProps): 
   const token = isText ? { from: node.from, text: state.sliceDoc(node.from, pos) } : context.matchBefore(/[\w.]+/);
   if (token === null && !context.explicit) return null;
   const from = token?.from ?? pos;
-  const to = state.sliceDoc(pos, pos + 1) === '"' && token?.text.startsWith('"') ? pos + 1 : pos;
   const holder = node.name === "PropertyName" ? node.parent!.parent! : node;
   const property = node.name === "Property" ? node : node.parent?.name === "Property" ? node.parent : null;
   const isName = node.name === "PropertyName" || (property === null && holder.name === "Object");
   if (isName) {
-    const isNamed = /^\s*:/.test(state.sliceDoc(to, to + 20));
+    const isNamed = /^"?\s*:/.test(state.sliceDoc(pos, pos + 20));
     const path = pathTo(state, holder);
     const options = schema.absent(path, without(spec, path, token?.text ?? "")).map(([name, member, isNeeded]): Completion => ({
       label: `"${name}"`,
       detail: isNeeded ? "needed" : kindOf(member, schema),
       info: () => saying(member, schema),
       boost: isNeeded ? 1 : 0,
-      apply: applied(to, `"${name}"${isNamed ? "" : `: ${JSON.stringify(schema.smallest(member))}`}`),
+      apply: applied(`"${name}"${isNamed ? "" : `: ${JSON.stringify(schema.smallest(member))}`}`),
       type: "property",
     }));
     return { from, to: pos, options, validFor: /^"?[\w]*$/ };
@@ -168,7 +167,7 @@ function completed(context: CompletionContext, { schema, names }: EditorProps): 
   const options = values.map(({ value, schema: of }): Completion => ({
     label: labelOf(value),
     info: () => saying(of, schema),
-    apply: applied(to, JSON.stringify(value)),
+    apply: applied(JSON.stringify(value)),
     type: "constant",
   }));
   return options.length === 0 ? null : { from, to: pos, options, validFor: /^"?[\w.-]*$/ };
@@ -189,12 +188,15 @@ function without(spec: Json, path: Path, token: string): Json {
   return { ...spec, [step]: without(spec[String(step)] ?? null, rest, token) };
 }
 
-/** Puts text in the place of what was begun, up to `to`, and the cursor where something is to be filled in. */
-function applied(to: number, insert: string) {
+/** Puts text in the place of what was begun, with the quote that closes it, and the cursor where something is to be filled in. */
+function applied(insert: string) {
   return (view: EditorView, _: Completion, from: number) => {
+    const head = view.state.selection.main.head; // more may have been typed since there was something to choose from
+    const begun = view.state.sliceDoc(from, head + 1);
+    const to = head - from < begun.length && /^".*"$/.test(begun) ? head + 1 : head;
     const hole = insert.match(/""|\[\]|\{\}/);
     const cursor = from + (hole?.index === undefined ? insert.length : hole.index + 1);
-    view.dispatch({ changes: { from, to: Math.max(to, view.state.selection.main.head), insert }, selection: { anchor: cursor }, userEvent: "input.complete" });
+    view.dispatch({ changes: { from, to, insert }, selection: { anchor: cursor }, userEvent: "input.complete" });
   };
 }
 
