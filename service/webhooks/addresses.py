@@ -6,13 +6,13 @@ connects here believes to be connected to it.
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
 import httpcore
+
+from service.webhooks.names import NameLookups
 
 Address = IPv4Address | IPv6Address
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -64,6 +64,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
     def __init__(self, *, may_be_private: bool) -> None:
         self._may_be_private = may_be_private
         self._sockets = httpcore.AnyIOBackend()
+        self._names = NameLookups()
 
     async def connect_tcp(
         self,
@@ -73,13 +74,11 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SocketOption] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        address = str(await self._address(host, port))
+        address = str(await self._address(host))
         return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
 
-    async def _address(self, host: str, port: int) -> Address:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    async def _address(self, host: str) -> Address:
+        addresses = [ip_address(each) for each in await self._names.addresses(host)]
         for address in addresses:
             if not self._may_be_private and not is_public(address):
                 raise AddressRefused(host, address)

@@ -75,7 +75,8 @@ class WebhookSender:
             async with asyncio.timeout(TIMEOUT_S):
                 return _judged(*await self._answered(url, headers, body))
         except FAILURES as error:
-            return Attempt(AttemptOutcome.LATER, str(error) or type(error).__name__)
+            silence = f"no answer within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+            return Attempt(AttemptOutcome.LATER, str(error) or silence)
 
     async def _answered(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, int]:
         """The status, and `Retry-After` (s; 0: it does not say, or as a date)."""

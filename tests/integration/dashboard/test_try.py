@@ -137,7 +137,7 @@ def test_the_editor_says_what_may_stand_where_and_what_it_means(board: Serving, 
     page.keyboard.press("Control+A")
     page.keyboard.press("Delete")
     options = page.get_by_role("listbox").get_by_role("option")
-    for begun in ('{"so', "ur"):  # the quotes that close go with it, whether all was typed before there was a choice or not
+    for begun in ('{"so', "ur"):  # the closing quote goes with it, also where more was typed since there was a choice
         page.keyboard.type(begun)
         expect(options.filter(has_text='"source"')).to_be_visible()
     page.keyboard.press("Enter")
