@@ -62,7 +62,7 @@ from service.connections import QuickGet
 from service.ingest import AppendBuffer
 from service.live import LiveAnswers
 from service.lookups import InRedis, Lookups, OnDisk, sweep_views
-from service.loops import Loop, Loops, report_end
+from service.loops import Loop, Loops
 from service.notify import Hub
 from service.reads.subscriptions import Deliveries
 from service.reads.tails import Tails
@@ -106,7 +106,6 @@ class State(TypedDict):
     live: LiveAnswers
     deliveries: Deliveries
     sealer: Sealer
-    pusher: Pusher
 
 
 class Service(FastAPI):
@@ -153,16 +152,12 @@ def create_app(settings: Settings) -> Service:
         state["ingest"].start()
         state["loops"].start()
         # 0.5 s of CPU for numba and its kernel, which neither the start nor the first records should wait for
-        pushing = asyncio.create_task(state["pusher"].run(), name="pusher")
-        pushing.add_done_callback(report_end)
         loading = asyncio.create_task(run_in_threadpool(partitioner.murmur2, bytes(partitioner.SHORT + 1)))
         try:
             yield state
         finally:
             await loading
             state["hub"].close()
-            pushing.cancel()
-            await asyncio.gather(pushing, return_exceptions=True)
             await state["loops"].stop()
             await state["processes"].close()
             await state["lookups"].reader.close()
@@ -282,7 +277,7 @@ def _open(settings: Settings) -> State:
         keys=keys,
         sessions=signed_in,
         refused_sign_ins=RefusedSignIns(catalog),
-        loops=Loops(loops),
+        loops=Loops([*loops, pusher]),
         lookups=lookups,
         key_pages=KeyPages(),
         processes=processes,
@@ -294,7 +289,6 @@ def _open(settings: Settings) -> State:
         live=live,
         deliveries=deliveries,
         sealer=sealer,
-        pusher=pusher,
     )
 
 

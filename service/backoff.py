@@ -7,9 +7,11 @@ in the same process.
 import os
 import random
 from collections.abc import Callable
+from typing import Final
 
 from tenacity import RetryCallState
 
+_MOST_DOUBLINGS: Final = 60  # a float knows no more than 1,023, and what is away for days is tried more often than that
 _RANDOM = random.Random()  # noqa: S311  no secret
 os.register_at_fork(after_in_child=_RANDOM.seed)  # slots are forked: with one sequence they would retry in step
 
@@ -19,7 +21,12 @@ def exponential(first_s: float, most_s: float) -> Callable[[RetryCallState], flo
 
     As `tenacity.wait_random_exponential`, which takes from the common random numbers.
     """
-    return lambda state: _RANDOM.uniform(0, min(most_s, first_s * 2.0 ** (state.attempt_number - 1)))
+    return lambda state: _RANDOM.uniform(0, doubled(first_s, most_s, state.attempt_number))
+
+
+def doubled(first_s: float, most_s: float, attempts: int) -> float:
+    """`first_s` after the first attempt, twice as much after each more, `most_s` at most."""
+    return min(most_s, first_s * 2.0 ** min(attempts - 1, _MOST_DOUBLINGS))
 
 
 def up_to(most_s: float) -> float:

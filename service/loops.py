@@ -6,8 +6,9 @@ ours: the loop ends, and `/readyz` says so.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +18,15 @@ from service import prometheus
 from service.streams.errors import StreamError
 
 EXPECTED = (SQLAlchemyError, OSError, StreamError)
+
+
+class Endless(Protocol):
+    """What is to go on as long as the service does."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Loop:
 class Loops:
     """The loops of one process, from `start` to `stop`."""
 
-    def __init__(self, loops: list[Loop]) -> None:
+    def __init__(self, loops: Sequence[Endless]) -> None:
         self._loops = loops
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -54,7 +64,7 @@ class Loops:
         """Begin each loop on the running event loop."""
         self._tasks = {loop.name: asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops}
         for task in self._tasks.values():
-            task.add_done_callback(report_end)
+            task.add_done_callback(_report_end)
 
     async def stop(self) -> None:
         """End each loop; a round under way is waited for by its thread, not by us."""
@@ -68,7 +78,7 @@ class Loops:
         return [name for name, task in self._tasks.items() if task.done()]
 
 
-def report_end(task: "asyncio.Task[None]") -> None:
+def _report_end(task: "asyncio.Task[None]") -> None:
     """Say so where a loop ended by a fault."""
     if not task.cancelled() and (error := task.exception()) is not None:
         structlog.get_logger().critical("loop_ended", loop=task.get_name(), error=repr(error), exc_info=error)

@@ -60,6 +60,8 @@ class _Blocked:
 class Pusher:
     """Pushes of one process. `secret_of` opens what the catalog has sealed; `bury` keeps a record that was refused."""
 
+    name: Final = "pusher"
+
     def __init__(
         self,
         catalog: Catalog,
@@ -112,8 +114,15 @@ class _Pushing:
                 self._blocked.clear()
             except (*EXPECTED, ValueError) as error:  # ValueError: the secret can not be opened
                 structlog.get_logger().warning("push_failed", subscription=self._push.id, error=str(error))
-                hub = self._pusher._hub
-                await hub.wait([], hub.seen, backoff.up_to(2 * FIRST_S))
+                await self._rest()
+            except Exception:  # noqa: BLE001  the border of one subscription: a fault of ours ends no other
+                prometheus.LOOP_FAILURES.labels(self._pusher.name).inc()
+                structlog.get_logger().exception("push_broke", subscription=self._push.id)
+                await self._rest()
+
+    async def _rest(self) -> None:
+        hub = self._pusher._hub
+        await hub.wait([], hub.seen, backoff.up_to(2 * FIRST_S))
 
     async def _turn(self) -> None:
         now_s = time.monotonic()
@@ -156,7 +165,7 @@ class _Pushing:
         is_next = turn.position is not None or known is None  # it is another record that was not taken
         attempts = 1 if is_next or known is None else known.attempts + 1
         since_ms = time.time_ns() // 1_000_000 if is_next or known is None else known.since_ms
-        pause_s = min(MOST_S, FIRST_S * 2.0 ** (attempts - 1))
+        pause_s = backoff.doubled(FIRST_S, MOST_S, attempts)
         pause_s = max(pause_s / 2 + backoff.up_to(pause_s / 2), min(turn.failed.after_s, MOST_S))
         self._blocked[partition] = _Blocked(attempts, time.monotonic() + pause_s, since_ms)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final, NamedTuple, Self
 
 import httpcore
+import structlog
 
 from service.webhooks.addresses import CheckedBackend
 
@@ -77,6 +78,9 @@ class WebhookSender:
         except FAILURES as error:
             silence = f"no answer within {TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else type(error).__name__
             return Attempt(AttemptOutcome.LATER, str(error) or silence)
+        except Exception as error:  # noqa: BLE001  the border of one attempt: one reset at once is an AttributeError
+            structlog.get_logger().exception("attempt_broke")  # without the URL, which may hold a secret
+            return Attempt(AttemptOutcome.LATER, f"{type(error).__name__}: {error}")
 
     async def _answered(self, url: str, headers: Mapping[str, str], body: bytes) -> tuple[int, int]:
         """The status, and `Retry-After` (s; 0: it does not say, or as a date)."""

@@ -22,6 +22,7 @@ from benchmarks.running import PATIENCE_S, Running, wait_until
 from service.catalog.engine import Catalog
 from service.catalog.tables import SubscriptionRow
 from service.webhooks import pusher, sender
+from service.webhooks.messages import messages_of
 from service.webhooks.signing import key_of, signed_headers
 from tests.forkserver import Forked, ForkServer
 from tests.integration.test_streams_api import refused
@@ -231,6 +232,26 @@ def test_a_target_that_is_away_is_tried_again(api: httpx.Client, target: Target)
     wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
     assert not is_done(api, path)
     api.delete(path).raise_for_status()
+
+
+def test_a_fault_of_ours_ends_no_subscription(
+    service: Serving, api: httpx.Client, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_broken = threading.Event()
+
+    def breaking_once(*given: Any) -> Any:
+        if not has_broken.is_set():
+            has_broken.set()
+            raise ZeroDivisionError
+        return messages_of(*given)
+
+    monkeypatch.setattr(pusher, "messages_of", breaking_once)
+    path = push(api, target.url)
+    post(api, path, 1)
+    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    assert has_broken.is_set()
+    assert 'millrace_loop_failures_total{loop="pusher"} ' in service.client("reader").get("/metrics").text
+    assert service.client().get("/readyz").json()["parts"]["loops"] == "ok"
 
 
 def test_a_deleted_subscription_posts_nothing_any_more(api: httpx.Client, target: Target) -> None:

@@ -33,6 +33,11 @@ def test_the_range_doubles_with_each_attempt_up_to_the_most() -> None:
         assert max(waits) > most / 2
 
 
+def test_however_many_attempts_there_were_the_range_is_known() -> None:
+    assert backoff.doubled(0.5, 300.0, 3) == 2.0
+    assert backoff.doubled(0.5, 300.0, 10_000) == 300.0
+
+
 def test_a_wait_of_anything_is_bounded() -> None:
     waits = [backoff.up_to(0.05) for _ in range(200)]
     assert 0 <= min(waits) < max(waits) <= 0.05

@@ -77,6 +77,19 @@ def test_what_is_no_http_is_a_failure() -> None:
     assert attempt(answering(b"nonsense\r\n")).outcome is AttemptOutcome.LATER
 
 
+def test_whatever_an_attempt_meets_it_is_a_failure_of_that_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reset(*_: object) -> tuple[int, int]:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")  # as anyio, where it is reset at once
+
+    async def run() -> Attempt:
+        async with WebhookSender(may_be_private=True) as posting:
+            return await posting.post("http://127.0.0.1:9/", {}, b"{}")
+
+    monkeypatch.setattr(WebhookSender, "_answered", reset)
+    found = "AttributeError: 'NoneType' object has no attribute 'getpeername'"
+    assert asyncio.run(run()) == Attempt(AttemptOutcome.LATER, found)
+
+
 def test_a_target_that_says_nothing_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "TIMEOUT_S", 1.0)
 
