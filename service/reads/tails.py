@@ -224,6 +224,13 @@ class _Feed:
         """Begin, once."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"feed {self._stream.id}")
+            self._task.add_done_callback(self._end_of_fault)
+
+    def _end_of_fault(self, done: asyncio.Task[None]) -> None:
+        """Where that was a fault of ours its tails end as well: nothing more would come, and who comes back goes on."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            structlog.get_logger().error("feed_broke", stream=self._stream.id, error=str(error), exc_info=error)
+            self.end(None)
 
     def end(self, error: StreamError | None) -> None:
         """End with all its tails; they are told the error, if any."""

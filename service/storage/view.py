@@ -404,7 +404,7 @@ class Views:
             elif reply is None:
                 each.future.set_exception(ViewMissing(each.names.meta.decode()))
             else:
-                each.future.set_result(each.made(_told(reply)))
+                _make(each, reply)
 
     async def _replies(self, asked: list[_Waiting]) -> list[Any]:
         keys = [key for each in asked for key in each.names.read]
@@ -424,6 +424,13 @@ class _Waiting(NamedTuple):
     ask: Ask
     made: Callable[[Findings], Any]
     future: asyncio.Future[Any]
+
+
+def _make(asked: _Waiting, reply: bytes) -> None:
+    try:
+        asked.future.set_result(asked.made(_told(reply)))
+    except Exception as error:  # noqa: BLE001  the border of one lookup: others came along with it, and wait
+        asked.future.set_exception(error)
 
 
 def _as_found(findings: Findings) -> Findings:

@@ -252,6 +252,22 @@ def test_a_stream_that_is_deleted_ends_its_tails(service: Serving) -> None:
         assert [each.data["code"] for each in found if each.event == "error"] == ["unknown_partition"]
 
 
+def test_a_fault_of_ours_ends_tails_and_who_comes_back_misses_nothing(
+    service: Serving, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tail(service, stream) as found, tail(service, stream) as other:
+        post(service, stream, 1)
+        last = next(found)
+        assert [last.data["value"], *values(other, 1)] == [1, 1]
+        with monkeypatch.context() as broken:
+            broken.setattr(tails, "_events_of", lambda *_: 1 / 0)
+            post(service, stream, 2)
+            assert [*found, *other] == []
+    with tail(service, stream, last=last.id) as found:
+        post(service, stream, 3)
+        assert values(found, 2) == [2, 3]
+
+
 def test_a_key_that_is_no_text_ends_a_tail_of_texts_alone(service: Serving, stream: str) -> None:
     import pyarrow as pa
 

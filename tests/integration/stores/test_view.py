@@ -201,6 +201,25 @@ def test_what_many_ask_at_once_travels_together_and_each_gets_its_own(client: re
     asyncio.run(ask())
 
 
+def test_a_fault_in_what_is_made_of_one_answer_is_that_askers_alone(client: redis.Redis, redis_server: str) -> None:
+    store = uuid4().hex
+    opened(client, store).apply(0, 1, changes({key(1): 1}))
+
+    async def ask() -> list[object]:
+        reader = Views(redis_server)
+        made = [lambda found: found.position / 0, lambda found: found.position]
+        asked = [reader.ask(Names(store, 0, LINEAGE), Ask(0, (ALL,), 1, False), each) for each in made]
+        try:
+            async with asyncio.timeout(60):
+                return list(await asyncio.gather(*asked, return_exceptions=True))
+        finally:
+            await reader.close()
+
+    broken, well = asyncio.run(ask())
+    assert isinstance(broken, ZeroDivisionError)
+    assert well == 1
+
+
 def test_without_redis_every_asker_is_told_so() -> None:
     async def ask() -> None:
         reader = Views("redis://127.0.0.1:1/0")
