@@ -7,6 +7,7 @@ leaves behind can block the next start: the lock lives and dies with the process
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import os
@@ -15,6 +16,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +37,8 @@ from service.storage.private import private_folder
 
 BACK_OFF_S = (0.5, 1, 2, 4, 8, 16, 30)
 HEALTHY_AFTER_S = 60.0
+GRACE_S = 10  # in which requests under way may end
+END_S = 15.0  # in which all may: what takes longer waits for a database or a resolver that does not answer
 FILES_BESIDE_CONNECTIONS = 1_024  # replicas, segments, the catalog
 Announce = Callable[[str], None]  # told the URL once it is served
 # How long a thread that computes keeps others waiting. With the default of 5 ms the thread that writes groups waits for
@@ -135,7 +139,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,  # nothing here asks who or where a caller is
                 timeout_keep_alive=settings.idle_timeout_ms / 1000,  # type: ignore[arg-type]  # passed on as it is
-                timeout_graceful_shutdown=10,
+                timeout_graceful_shutdown=GRACE_S,
             )
         )
         self.is_up = asyncio.Event()  # set as well when it could not start: see `started`
@@ -288,10 +292,24 @@ async def _serve(settings: Settings, announce: Announce, children_of: Callable[[
     await asyncio.gather(*(child.stop(settings.drain_timeout_ms / 1000) for child in children))
     for task in supervision:
         task.cancel()
+    _end_within(END_S)
     app.state.hub.close()
     server.should_exit = True
     await serving
     gc.unfreeze()  # modules in C that count what is left at the end would complain
+
+
+def _end_within(limit_s: float) -> None:
+    """End this process unless it has ended by then, whatever its threads wait for: what was answered is kept."""
+
+    def end() -> None:
+        structlog.get_logger().critical("end_not_awaited", waited_s=limit_s)
+        faulthandler.dump_traceback()
+        os._exit(1)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _allow_files(connections: int) -> None:

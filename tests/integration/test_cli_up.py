@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 
-from benchmarks.running import Running, clean_environment
+from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_until
 from tests.forkserver import ForkServer
 
 MILLRACE = [sys.executable, "-m", "service.cli"]
@@ -52,6 +53,22 @@ def test_it_serves_says_so_in_one_line_and_ends_well_on_sigterm(tmp_path: Path) 
         rest, _ = process.communicate(timeout=30)
         assert process.returncode == 0
         assert rest == ""  # one line on stdout, no more
+
+
+def test_it_ends_though_the_database_answers_nothing_any_more(tmp_path: Path, postgres_url: str) -> None:
+    """A real process: a forked one would not wait for its threads."""
+    shared = {"MILLRACE_DATABASE_URL": postgres_url}
+    with (
+        psycopg.connect(postgres_url) as holder,
+        Running(tmp_path / "data", instances=0, environment=shared) as running,
+    ):
+        holder.execute("LOCK TABLE instances IN ACCESS EXCLUSIVE MODE")
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'instances'::regclass"
+        wait_until(lambda: holder.execute(waiting).fetchone() != (0,), PATIENCE_S, "a statement that waits")
+        assert running.stop() == 1
+        log = running.log.read_text()
+    assert "end_not_awaited" in log
+    assert "evictions.py" in log  # where it stood
 
 
 def test_on_a_terminal_it_prints_a_link_that_signs_in_once(tmp_path: Path, forks: ForkServer) -> None:
