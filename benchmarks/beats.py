@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from benchmarks.events import key_in
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 
 Record = dict[str, Any]
 WAIT_MS: Final = 500  # of a reader at the end
@@ -61,7 +61,7 @@ class Beats:
         try:
             self._running_threads[0].result()
             if error is None:
-                wait_until(self._is_all_there, PATIENCE_S, "the results of all beats")
+                wait_until(self._is_all_there, "the results of all beats")
         finally:
             self._has_ended.set()
             self._threads.shutdown()
@@ -69,7 +69,7 @@ class Beats:
 
     def wait_for_results(self, beats: int) -> None:
         """Until so many beats have come out of each partition. Raises TimeoutError."""
-        wait_until(lambda: len(self._seen_s) >= beats * len(self._keys), PATIENCE_S, f"{beats} beats")
+        wait_until(lambda: len(self._seen_s) >= beats * len(self._keys), f"{beats} beats")
 
     def waits_s(self, partition: int, since_s: float, until_s: float) -> list[float]:
         """How long each beat that was posted then waited for its result; those that wait still have none."""

@@ -249,7 +249,7 @@ def _job_seconds(running: Running, contest: Contest, run: int) -> float:
     running.wait_until_caught_up(name)
     seconds = monotonic() - started
     running.call("POST", f"/v1/jobs/{name}:stop")
-    wait_until(lambda: running.call("GET", f"/v1/jobs/{name}")["state"] == "stopped", 60, f"the end of {name}")
+    wait_until(lambda: running.call("GET", f"/v1/jobs/{name}")["state"] == "stopped", f"the end of {name}")
     return seconds
 
 

@@ -89,7 +89,7 @@ def _busy(running: Running, topics: list[str]) -> tuple[float, float]:
             for _ in range(count):
                 threads.submit(_follow, running, topics, over.is_set)
             threads.submit(_post, running, over)
-            wait_until(lambda: _figure(running, "event_streams") == count, PATIENCE_S, "the followers")
+            wait_until(lambda: _figure(running, "event_streams") == count, "the followers")
             time.sleep(2)  # the first answers are not what goes on
             began_s, cpu_s, sent = time.monotonic(), _cpu_s(running), _figure(running, "event_bytes_total")
             time.sleep(SECONDS)

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from benchmarks.beats import Beats
 from benchmarks.events import arrow_stream
 from benchmarks.report import Measurement
-from benchmarks.running import ARROW, PATIENCE_S, Running, wait_until
+from benchmarks.running import ARROW, Running, wait_until
 from tests.attached import Attached, Standalone
 
 KILLS: Final = 10
@@ -198,7 +198,7 @@ def _of_a_job(fleet: Fleet, standbys: int, kills: int, rng: Random) -> Iterator[
     for _ in range(kills):
         fleet.fill_up()
         is_settled = lambda: _is_settled(fleet, name, standbys)  # noqa: E731
-        wait_until(is_settled, SETTLE_S, f"{name} to be even, with standbys", every_s=LOOK_EVERY_S)
+        wait_until(is_settled, f"{name} to be even, with standbys", timeout_s=SETTLE_S, every_s=LOOK_EVERY_S)
         start_ms = START_MS + next(fleet.hours) * HOUR_MS
         with Beats(running, SOURCE, f"{name}-out", partitions=PARTITIONS, start_ms=start_ms, every_s=EVERY_S) as beats:
             beats.wait_for_results(BEATS_BEFORE)
@@ -227,14 +227,14 @@ def _failover(fleet: Fleet, job: str, beats: Beats, victim: str, standbys: int) 
     for process in processes:
         process.kill()
     is_evicted = lambda: _evicted_s(running, job, killed_s) is not None  # noqa: E731
-    wait_until(is_evicted, PATIENCE_S, "the eviction", every_s=LOOK_EVERY_S)
+    wait_until(is_evicted, "the eviction", every_s=LOOK_EVERY_S)
     evicted_s = _evicted_s(running, job, killed_s) or 0.0
 
     def first_commits() -> list[float | None]:
         of = {"posted_after_s": killed_s, "read_after_s": evicted_s}
         return [beats.first_result_s(partition, **of) for partition in partitions]
 
-    wait_until(lambda: None not in first_commits(), PATIENCE_S, f"a commit of each of {partitions}")
+    wait_until(lambda: None not in first_commits(), f"a commit of each of {partitions}")
     last_s = max(at for at in first_commits() if at is not None)
     return FailOver(victim, standbys, len(partitions), last_s - killed_s, last_s - evicted_s)
 

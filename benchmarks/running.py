@@ -98,7 +98,7 @@ class Running:
 
     def wait_for_instances(self, timeout_s: float = PATIENCE_S) -> None:
         """Return when an instance is live (`/readyz` answers 200)."""
-        wait_until(lambda: self.client.get("/readyz").status_code == 200, timeout_s, "a live instance")
+        wait_until(lambda: self.client.get("/readyz").status_code == 200, "a live instance", timeout_s=timeout_s)
 
     def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM; the exit code."""
@@ -188,8 +188,8 @@ class Running:
             self.ended(10)
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str, *, every_s: float = 0.05) -> None:
-    """Ask again and again until it is so.
+def wait_until(is_so: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> None:
+    """Ask again and again until it is so. Only what a test says of speed takes a `timeout_s` of its own.
 
     Raises:
         TimeoutError: it was not so in time.

@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.events import Workload, arrow_stream, bids
 from benchmarks.report import Measurement
-from benchmarks.running import ARROW, PATIENCE_S, Running, clean_environment, wait_until
+from benchmarks.running import ARROW, Running, clean_environment, wait_until
 
 PAIRS: Final = 3
 PARTITIONS: Final = 4
@@ -50,7 +50,7 @@ def rows(records: int = RECORDS) -> Iterator[Measurement]:
         for start in range(0, records, POST_RECORDS):
             body = arrow_stream(events.slice(start, POST_RECORDS))
             running.call("POST", "/v1/streams/bids/records", content=body, headers={"Content-Type": ARROW})
-        wait_until(lambda: _live(running) == 2, PATIENCE_S, "two live instances")
+        wait_until(lambda: _live(running) == 2, "two live instances")
         _seconds(running, "warming", 0)
         for pair in range(PAIRS):
             without.append(_seconds(running, f"without-{pair}", 0))

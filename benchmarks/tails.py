@@ -111,7 +111,7 @@ def _followed_with(running: Running, delays: Path, posts: SteadyPosts, clients: 
         assert follower.stdout is not None
         follower.stdin.write(json.dumps(asdict(asked)).encode())
         follower.stdin.close()
-        wait_until(lambda: _tails(running) == clients, PATIENCE_S, "the clients")
+        wait_until(lambda: _tails(running) == clients, "the clients")
         cpu_s, began_s = _cpu_s(running), time.monotonic()
         posting = threads.submit(posts.run)
         time.sleep(posts.seconds / 2)

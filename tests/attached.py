@@ -68,13 +68,15 @@ class Attached:
 
     def wait_until_live(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The instance as the API shows it, once this process has joined."""
-        wait_until(lambda: self._shown().get("state") == "live", timeout_s, f"{self.name} to join; see {self.log}")
+        wait_until(
+            lambda: self._shown().get("state") == "live", f"{self.name} to join; see {self.log}", timeout_s=timeout_s
+        )
         return self._shown()
 
     def wait_until_it_has(self, **shown: Any) -> None:
         """Until the API shows it so."""
         is_so = lambda: shown.items() <= self._shown().items()  # noqa: E731
-        wait_until(is_so, PATIENCE_S, f"{self.name} to have {shown}; see {self.log}")
+        wait_until(is_so, f"{self.name} to have {shown}; see {self.log}")
 
     def _shown(self) -> dict[str, Any]:
         found = self.running.call("GET", "/v1/instances")["items"]
@@ -127,7 +129,14 @@ class Attached:
 
 def are_gone(processes: list[psutil.Process]) -> bool:
     """Whether none of them runs any more."""
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    return not any(map(_is_running, processes))
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two questions
+        return False
 
 
 # ---------------------------------------------------------------- standalone
@@ -223,7 +232,7 @@ class Standalone:
             self.recovery.mkdir()
         else:
             have_asked = lambda: all(log.read_text().count(LAST_RETRY) > asked[log] for log in logs)  # noqa: E731
-            wait_until(have_asked, PATIENCE_S, f"the last questions of workers before they wait; see {self._folder}")
+            wait_until(have_asked, f"the last questions of workers before they wait; see {self._folder}")
         self._start_master()
 
     def recoveries(self) -> int:
@@ -259,7 +268,7 @@ class Standalone:
         return self.log.read_text().count(text) if self.log.exists() else 0
 
     def _wait_for(self, text: str, times: int) -> None:
-        wait_until(lambda: self._said(text) >= times, PATIENCE_S, f"{times} × {text!r}; see {self.log}")
+        wait_until(lambda: self._said(text) >= times, f"{times} × {text!r}; see {self.log}")
 
 
 def free_port() -> int:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests.forkserver import Forked, ForkServer
 from tests.serving import Serving, serving
 from tests.sparkless import instance
@@ -53,7 +53,7 @@ def lagging_copy(folder: Path, migrated: bytes, forks: ForkServer) -> Iterator[S
             found = api.get("/v1/jobs/inc_copy").json()
             return (found["state"], found["copies"]) == ("running", {"missing_standbys": 0, "most_behind": None})
 
-        wait_until(has_standby, PATIENCE_S, "the standby")
+        wait_until(has_standby, "the standby")
         [keeper] = [each["instance"] for each in api.get("/v1/groups/inc_copy").json()["members"] if not each["tasks"]]
         for process in psutil.Process(processes[name_of(api, keeper)].pid).children(recursive=True):
             process.send_signal(signal.SIGSTOP)
@@ -69,11 +69,9 @@ def lost_instance(folder: Path, migrated: bytes, forks: ForkServer) -> Iterator[
     with _service(folder, migrated, lease_ms=1_500) as service, _instances(service, forks, folder) as processes:
         api = service.client("writer")
         make_job(api, "inc_lost", partitions=2)
-        wait_until(lambda: len(owners(api)) == 2, PATIENCE_S, "a task on each instance")
+        wait_until(lambda: len(owners(api)) == 2, "a task on each instance")
         processes["two"].kill()
-        wait_until(
-            lambda: {name_of(api, each) for each in owners(api)} == {"one"}, PATIENCE_S, "both tasks on the first"
-        )
+        wait_until(lambda: {name_of(api, each) for each in owners(api)} == {"one"}, "both tasks on the first")
         yield service
 
 

@@ -62,7 +62,7 @@ class Breakable:
         return not (self.faults / point).exists()
 
     def wait_for_fault(self, point: str, timeout_s: float = PATIENCE_S) -> None:
-        wait_until(lambda: self.has_fired(point), timeout_s, f"the fault {point}")
+        wait_until(lambda: self.has_fired(point), f"the fault {point}", timeout_s=timeout_s)
 
     def restart_when_dead(self, *, is_there_again: bool = False) -> None:
         """The service was killed: wait for its end, then start it again on the same data; `is_there_again`: on the same
@@ -77,7 +77,7 @@ class Breakable:
         driver = psutil.Process(self._instance.pid) if self._instance else self.processes("instance")[0]
         below = driver.children(recursive=True)
         driver.kill()
-        wait_until(lambda: are_gone(below), 30, "the end of all its processes")
+        wait_until(lambda: are_gone(below), "the end of all its processes")
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The service's living descendants: `instance` (the driver), `java`, or `slot` (forked Python workers)."""
@@ -114,7 +114,7 @@ class Breakable:
 
 def _is(process: psutil.Process, name: str) -> bool:
     try:
-        command = " ".join(process.cmdline())
+        program, command = process.name(), " ".join(process.cmdline())
         parent = process.parent()
         parents = " ".join(parent.cmdline()) if parent else ""
     except psutil.NoSuchProcess:
@@ -122,7 +122,7 @@ def _is(process: psutil.Process, name: str) -> bool:
     daemon = "spark_jobs.daemon"
     kinds = {
         "instance": "spark_jobs.instance" in command and "java" not in command,
-        "java": process.name() == "java",
+        "java": program == "java",
         "slot": daemon in command and daemon in parents,
     }
     return kinds[name]

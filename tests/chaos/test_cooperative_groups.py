@@ -70,10 +70,10 @@ class LiveGroup:
         make_stream(self.running, self.source, PARTITIONS)
         for name in names:
             self.members.start(name)
-        wait_until(lambda: self._live() == set(names), PATIENCE_S, f"{names} to be live")
+        wait_until(lambda: self._live() == set(names), f"{names} to be live")
         spec = {"parallelism": 1, "acceptable_recovery_lag": ACCEPTABLE}
         self.running.call("POST", "/v1/jobs", json=deduplicate(self.job, self.source, self.sink, **spec))
-        wait_until(lambda: self.loads() == loads, PATIENCE_S, f"{loads} tasks")
+        wait_until(lambda: self.loads() == loads, f"{loads} tasks")
         self._post(some_records(LOG))
         caught_up(self.running, self.job)
         assert [each["reason"] for each in self.rounds()] == ["a slot joined"]
@@ -106,7 +106,7 @@ class LiveGroup:
             stayed = [name for name in now if name not in but and now[name]["epoch"] == before[name]["epoch"]]
             return all(now[name]["position"] > before[name]["end"] for name in stayed)
 
-        wait_until(have_committed, PATIENCE_S, f"commits: {before}")
+        wait_until(have_committed, f"commits: {before}")
         self.beats += 1
 
     def check(self) -> dict[str, Task]:

@@ -148,14 +148,14 @@ def test_ten_random_kills_of_driver_jvm_and_slots_in_one_run_change_nothing(brea
 def _kill_one(breakable: Breakable, name: str, rng: random.Random) -> None:
     """Kill one living process of that kind, a random number of committed records after the last kill."""
     goal = _consumed(breakable) + rng.randrange(1, 600)
-    wait_until(lambda: _consumed(breakable) >= goal, PATIENCE_S, f"{goal} records consumed")
+    wait_until(lambda: _consumed(breakable) >= goal, f"{goal} records consumed")
     living: list[psutil.Process] = []
 
     def is_there() -> bool:
         living[:] = breakable.processes(name)
         return bool(living)
 
-    wait_until(is_there, PATIENCE_S, f"a living {name}")
+    wait_until(is_there, f"a living {name}")
     rng.choice(living).kill()
 
 

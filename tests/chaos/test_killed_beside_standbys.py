@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from service.catalog.engine import Catalog
 from service.catalog.tables import ReplicaRow
 from tests.chaos.conftest import Breakable
@@ -64,8 +64,8 @@ def test_tasks_go_on_from_their_standbys_and_so_do_lookups(members: Members) -> 
     running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once", standby_replicas=1))
     post(running, "clicks", records[:8_000])
     caught_up(running, "once")
-    wait_until(lambda: spread(running, "once") == {2}, PATIENCE_S, "an even share")
-    wait_until(lambda: standbys(running.data_dir) == PARTITIONS, PATIENCE_S, "all standbys")
+    wait_until(lambda: spread(running, "once") == {2}, "an even share")
+    wait_until(lambda: standbys(running.data_dir) == PARTITIONS, "all standbys")
     before = len(members.opened("b"))
     owner = running.call("GET", "/v1/stores/once-once/owner", params={"key": "user-1"})
     assert {owner["active"]["name"], *(each["name"] for each in owner["standbys"])} == {"a", "b"}
@@ -94,7 +94,7 @@ def test_an_instance_on_the_same_node_goes_on_with_what_lies_there(members: Memb
     running.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "clicks-once"))
     post(running, "clicks", records[:5_000])
     caught_up(running, "once")
-    wait_until(lambda: spread(running, "once") == {2}, PATIENCE_S, "an even share")
+    wait_until(lambda: spread(running, "once") == {2}, "an even share")
     caught_up(running, "once")
     before = len(members.opened("d"))
     members.kill("c")

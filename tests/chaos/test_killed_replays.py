@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests.chaos.conftest import Breakable
 from tests.driving import all_records, caught_up, make_stream, post
 
@@ -29,6 +29,6 @@ def test_a_kill_in_the_middle_of_a_replay_feeds_each_record_once(breakable: Brea
     breakable.wait_for_fault(point)
     if point.startswith("commit"):
         breakable.restart_when_dead()
-    wait_until(lambda: running.call("GET", "/v1/jobs/sums?wait=caught_up")["caught_up"], PATIENCE_S, "the replay")
+    wait_until(lambda: running.call("GET", "/v1/jobs/sums?wait=caught_up")["caught_up"], "the replay")
     sums = [record["value"]["sum"] for record in all_records(running, "out", 0)]
     assert sums == [MAX, MAX - COUNT, *range(MAX - COUNT + 1, MAX + 1)]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from tests.chaos.conftest import Breakable
 from tests.driving import all_records, caught_up, make_stream, post
 
@@ -89,7 +89,7 @@ def test_a_kill_around_a_change_in_front_of_a_repartition_leaves_nothing_on_its_
     breakable.wait_for_fault(point)
     if point.startswith(("change", "commit")):
         breakable.restart_when_dead()
-    wait_until(lambda: _is_changed(running, GATE, SPREAD), PATIENCE_S, "the change to be made")
+    wait_until(lambda: _is_changed(running, GATE, SPREAD), "the change to be made")
     versions = running.call("GET", "/v1/jobs/job/versions")["items"]
     assert [version["version"] for version in versions] == [2, 1]
     post_at(running, 5)
@@ -115,7 +115,7 @@ def test_a_kill_around_a_change_of_tasks_leaves_those_of_one_version(breakable: 
     breakable.wait_for_fault(point)
     if point.startswith(("change", "commit")):
         breakable.restart_when_dead()
-    wait_until(lambda: _is_changed(running, SPREAD, **anew), PATIENCE_S, "the change to be made")
+    wait_until(lambda: _is_changed(running, SPREAD, **anew), "the change to be made")
     versions = running.call("GET", "/v1/jobs/job/versions")["items"]
     assert [version["version"] for version in versions] == [2, 1]
     post_at(running, 5)  # a new store: each once more

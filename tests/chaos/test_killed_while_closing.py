@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests import naive
 from tests.chaos.conftest import Breakable
 from tests.driving import Record, all_records, caught_up, make_stream, post, some_records
@@ -48,7 +48,7 @@ def test_a_kill_in_the_middle_of_a_flush_closes_every_window_once(breakable: Bre
     breakable.wait_for_fault(point)
     if point.startswith("commit"):
         breakable.restart_when_dead()
-    wait_until(lambda: running.call("GET", "/v1/jobs/visits?wait=caught_up")["caught_up"], PATIENCE_S, "the flush")
+    wait_until(lambda: running.call("GET", "/v1/jobs/visits?wait=caught_up")["caught_up"], "the flush")
     finals = all_records(running, "finals", 0)
     shown = [{name: final[name] for name in ("key", "window", "value", "timestamp")} for final in finals]
     everything = {"key": "last", "value": {}, "timestamp": 10**15}
@@ -78,7 +78,7 @@ def test_kills_between_the_stages_of_a_flush_close_every_window_once(breakable: 
         if point == "flush.in_stage":  # whoever commits next is at the third stage
             breakable.arm("commit.before", 0)
         breakable.restart_when_dead()
-    wait_until(lambda: caught_up(running, "sizes")["caught_up"], PATIENCE_S, "the flush")
+    wait_until(lambda: caught_up(running, "sizes")["caught_up"], "the flush")
     finals = [final for partition in range(partitions) for final in all_records(running, "sizes-out", partition)]
     assert sorted(map(shown, finals)) == sorted(map(shown, expected["outputs"]))
     assert finals

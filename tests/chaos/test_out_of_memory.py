@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests.chaos.conftest import Breakable
 from tests.driving import ONCE_AN_HOUR, Record, caught_up, contents, deduplicate, expected, in_state, make_stream, post
 
@@ -24,7 +24,7 @@ ROOM_BYTES = 32 << 20
 def the_slot(breakable: Breakable) -> psutil.Process:
     """The process of the one slot that there is."""
     replicas = breakable.running.data_dir / "replicas"
-    wait_until(lambda: len(pulses(replicas)) == 1, PATIENCE_S, "one slot")
+    wait_until(lambda: len(pulses(replicas)) == 1, "one slot")
     return psutil.Process(int(pulses(replicas)[0].split()[0]))
 
 

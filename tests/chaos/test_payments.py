@@ -70,7 +70,6 @@ def test_payments_are_booked_once_and_have_a_receipt_or_more_whoever_is_killed(
             enough = PAYMENTS * (kill + 1) // (KILLS + 1)
             wait_until(
                 lambda enough=enough: len(booked(database)) >= enough and len(set(receipts(sent_receipts))) >= enough,
-                PATIENCE_S,
                 f"{enough} bookings and receipts",
             )
             if kill == KILLS // 2:

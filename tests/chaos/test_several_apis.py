@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import func, select
 
 from benchmarks.beats import Beats
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from service.catalog.engine import Catalog, now_ms
 from service.catalog.tables import InstanceRow, SlotRow
 from tests import sparkless
@@ -77,7 +77,7 @@ def wait_for_commits(beats: Beats, since_s: float) -> None:
     """Until each task has committed a record that was posted since then."""
     of = {"posted_after_s": since_s, "read_after_s": since_s}
     are_there = lambda: None not in [beats.first_result_s(partition, **of) for partition in range(PARTITIONS)]  # noqa: E731
-    wait_until(are_there, PATIENCE_S, "a commit of each task")
+    wait_until(are_there, "a commit of each task")
 
 
 def has_lease_run_out(catalog: Catalog) -> bool:
@@ -105,9 +105,9 @@ def two_members(apis: list[Running], folder: Path, forks: ForkServer) -> Iterato
             process = sparkless.start(forks, f"{one.url},{two.url}", key, folder / "nodes" / name, name)
             ends.callback(process.wait, 30)
             ends.callback(process.kill)
-        wait_until(lambda: len(one.call("GET", "/v1/instances")["items"]) == 2, PATIENCE_S, "both members")
+        wait_until(lambda: len(one.call("GET", "/v1/instances")["items"]) == 2, "both members")
         one.call("POST", "/v1/jobs", json=deduplicate("once", "clicks", "once-out"))
-        wait_until(lambda: is_shared(one), PATIENCE_S, "a task for each slot")
+        wait_until(lambda: is_shared(one), "a task for each slot")
         yield
 
 
@@ -135,7 +135,7 @@ def test_members_go_from_one_process_to_the_other_and_no_task_moves(
         for each in apis:  # both away, until leases have run out
             each.kill()
         with closing(Catalog(postgres_url)) as catalog:
-            wait_until(lambda: has_lease_run_out(catalog), PATIENCE_S, "the end of a lease")
+            wait_until(lambda: has_lease_run_out(catalog), "the end of a lease")
         start_again(two)
         with load.through(two) as beats:
             wait_for_commits(beats, time.time())
@@ -158,7 +158,7 @@ def test_members_leave_a_process_that_hangs_and_it_harms_nobody_when_it_goes_on(
             try:
                 wait_for_commits(beats, since_s)
                 took_s = time.time() - since_s
-                wait_until(lambda: is_shared(two), PATIENCE_S, "a task for each slot")
+                wait_until(lambda: is_shared(two), "a task for each slot")
                 until_s = time.time() + LEASE_MS / 1000  # whatever it knows of leases is over by then
                 while time.time() < until_s:
                     wait_for_commits(beats, time.time())

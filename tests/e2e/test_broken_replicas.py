@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from tests.attached import are_gone
 from tests.driving import caught_up, make_stream, post
 
@@ -46,7 +46,7 @@ def test_a_file_that_is_cut_short_costs_a_503_and_a_restore(running: Running, re
     records = [{"key": key, "value": {}, "timestamp": 1_700_000_000_000} for key in KEYS]
     post(running, "visited", records)
     caught_up(running, "counted")
-    wait_until(lambda: is_restored(running), PATIENCE_S, "the first lookup")
+    wait_until(lambda: is_restored(running), "the first lookup")
     (replica,) = set(replicas.rglob("data.mdb")) - others
     before = those_with(running, replica)
     for kept, next_records in ((0.0, records[:1]), (0.5, [])):
@@ -57,8 +57,8 @@ def test_a_file_that_is_cut_short_costs_a_503_and_a_restore(running: Running, re
         assert answer.headers["Retry-After"]
         if next_records:
             post(running, "visited", next_records)
-        wait_until(lambda: is_restored(running), PATIENCE_S, "the restore")
+        wait_until(lambda: is_restored(running), "the restore")
     post(running, "visited", records[:1])
     caught_up(running, "counted")
-    wait_until(lambda: counted(running, KEYS[0]).json()["items"][0]["value"] == {"n": 3}, PATIENCE_S, "the last record")
+    wait_until(lambda: counted(running, KEYS[0]).json()["items"][0]["value"] == {"n": 3}, "the last record")
     assert [each for each in before if are_gone([each])] == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from tests import naive
 from tests.driving import Record, all_records, caught_up, in_state, make_stream, outputs, post
 
@@ -153,9 +153,7 @@ def test_a_changed_parallelism_is_what_runs_after_the_restart(running: Running) 
     in_state(running, "wider", "stopped")
     change(running, "wider", {"parallelism": 2})
     running.call("POST", "/v1/jobs/wider:restart")
-    wait_until(
-        lambda: [len(member["tasks"]) for member in _members(running)] == [1, 1], PATIENCE_S, "two slots, a task each"
-    )
+    wait_until(lambda: [len(member["tasks"]) for member in _members(running)] == [1, 1], "two slots, a task each")
 
 
 def _members(running: Running) -> list[Record]:

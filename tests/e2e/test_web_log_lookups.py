@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import redis
 
-from benchmarks.running import ARROW, NDJSON, PATIENCE_S, Running, wait_until
+from benchmarks.running import ARROW, NDJSON, Running, wait_until
 from tests import naive, services, web_log
 from tests.driving import Record, all_records, caught_up, make_stream, post
 from tests.forkserver import ForkServer
@@ -63,7 +63,7 @@ class World:
             running.call("POST", "/v1/jobs", json=job)
         with redis.Redis.from_url(self.redis_url) as client:
             post(running, "requests", requests[:5_000])
-            wait_until(lambda: client.dbsize() > 0, PATIENCE_S, "a view")
+            wait_until(lambda: client.dbsize() > 0, "a view")
             client.flushall()
             self.position = post(running, "requests", requests[5_000:])["position"]
         for job in JOBS:

@@ -115,7 +115,7 @@ def test_a_loop_that_hangs_is_replaced_and_commits_nothing_more(world: World, sl
     world.post(7)
     thread, gone = turn_later(hanging)
     assert slow.begun.wait(PATIENCE_S)
-    wait_until(lambda: not world.call("GET", "/v1/groups/job")["members"], PATIENCE_S, "the eviction")
+    wait_until(lambda: not world.call("GET", "/v1/groups/job")["members"], "the eviction")
     other = world.slot(job, index=1)
     slow.may_end.set()
     thread.join()

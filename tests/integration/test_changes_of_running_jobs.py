@@ -40,7 +40,7 @@ class World:
         body = {"name": name, "source": f"{name}-in", "operators": list(operators), "sink": f"{name}-out", **more}
         self.call("POST", "/v1/jobs", json=body)
         self.post(name, "first")
-        wait_until(lambda: self.position(name) == 1, 30, f"{name} runs")
+        wait_until(lambda: self.position(name) == 1, f"{name} runs")
         return name
 
     def post(self, job: str, *keys: str, at: int = 1_000) -> None:
@@ -87,10 +87,10 @@ def world(working: Serving) -> World:
 def test_a_smaller_buffer_lets_out_what_is_too_much(world: World) -> None:
     job = world.job(HOLD, commit_interval_ms=0)
     world.post(job, "b", "c", "d")
-    wait_until(lambda: world.position(job) == 4, 30, "the records are held back")
+    wait_until(lambda: world.position(job) == 4, "the records are held back")
     world.change(job, buffers={"hold": {"max_records": 2}})
     world.post(job, "e")
-    wait_until(lambda: len(world.keys_out(job)) == 3, 30, "the buffer holds two")
+    wait_until(lambda: len(world.keys_out(job)) == 3, "the buffer holds two")
     assert world.keys_out(job) == ["b", "c", "d"]
     assert world.task(job)["epoch"] == 1
 
@@ -99,21 +99,21 @@ def test_a_shorter_commit_interval_counts_for_the_round_that_waits(world: World)
     job = world.job(commit_interval_ms=AN_HOUR_MS)
     world.post(job, "b")
     world.change(job, commit_interval_ms=0)
-    wait_until(lambda: world.position(job) == 2, 30, "the record is read")
+    wait_until(lambda: world.position(job) == 2, "the record is read")
 
 
 def test_a_smaller_full_batch_does_not_wait(world: World) -> None:
     job = world.job(commit_interval_ms=AN_HOUR_MS)
     world.post(job, "b", "c", "d", "e", "f")
     world.change(job, max_batch_records=2)
-    wait_until(lambda: world.position(job) >= 5, 30, "full batches are read")
+    wait_until(lambda: world.position(job) >= 5, "full batches are read")
 
 
 def test_idle_close_begins_with_a_change(world: World) -> None:
     job = world.job({**COUNT, "emit": "on_window_close"}, commit_interval_ms=0)
     assert world.keys_out(job) == []
     world.change(job, idle_close_after_ms=50)
-    wait_until(lambda: world.keys_out(job) == ["first"], 30, "the session is closed")
+    wait_until(lambda: world.keys_out(job) == ["first"], "the session is closed")
 
 
 def test_a_dry_run_counts_the_windows_that_an_added_suppress_has_not_seen(world: World) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from benchmarks.running import PATIENCE_S, Running, clean_environment, wait_until
+from benchmarks.running import Running, clean_environment, wait_until
 from tests.forkserver import ForkServer
 
 MILLRACE = [sys.executable, "-m", "service.cli"]
@@ -64,7 +64,7 @@ def test_it_ends_though_the_database_answers_nothing_any_more(tmp_path: Path, po
     ):
         holder.execute("LOCK TABLE instances IN ACCESS EXCLUSIVE MODE")
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'instances'::regclass"
-        wait_until(lambda: holder.execute(waiting).fetchone() != (0,), PATIENCE_S, "a statement that waits")
+        wait_until(lambda: holder.execute(waiting).fetchone() != (0,), "a statement that waits")
         assert running.stop() == 1
         log = running.log.read_text()
     assert "end_not_awaited" in log

@@ -65,7 +65,7 @@ class World:
             found.update(self.call("GET", f"/v1/jobs/{job}?wait=caught_up&timeout_ms=10000"))
             return bool(found["caught_up"])
 
-        wait_until(is_so, 30, f"{job} caught up")
+        wait_until(is_so, f"{job} caught up")
         return found
 
     def read(self, stream: str, partition: int = 0) -> list[Json]:
@@ -85,7 +85,7 @@ class World:
         return task
 
     def wait_for(self, job: str, finals: int, partition: int = 0) -> list[tuple[str, int, int, str]]:
-        wait_until(lambda: len(self.finals(job, partition)) >= finals, 30, f"{finals} results of {job}")
+        wait_until(lambda: len(self.finals(job, partition)) >= finals, f"{finals} results of {job}")
         return self.finals(job, partition)
 
 
@@ -100,7 +100,7 @@ def test_idle_input_closes_sessions_and_they_say_why(world: World, operators: li
     world.post(job, ("a", 1_000), ("a", 1_400), ("b", 1_200))
     assert world.wait_for(job, 2) == [("b", 1_200, 1, "idle"), ("a", 1_400, 2, "idle")]
     task = world.task(job)
-    wait_until(lambda: world.task(job)["is_closed"], 30, "the task found nothing open")
+    wait_until(lambda: world.task(job)["is_closed"], "the task found nothing open")
     assert (task["advanced"]["to"], task["advanced"]["reason"]) == (1_400 + 1_000 + 500 + 1, "idle")
     assert task["stream_time"] == 2_901
     assert task["positions"][0]["lag"] == 0
@@ -180,7 +180,7 @@ def test_what_one_task_lets_out_is_closed_by_those_behind_a_repartition(world: W
     if closes == "flush":
         assert world.flush(job)["is_flushing"]
         assert not world.caught_up(job)["is_flushing"]
-    wait_until(lambda: len(world.finals(job, 0) + world.finals(job, 1)) == 3, 30, "the finals")
+    wait_until(lambda: len(world.finals(job, 0) + world.finals(job, 1)) == 3, "the finals")
     found = sorted(world.finals(job, 0) + world.finals(job, 1))
     assert found == [("a", 1_000, 1, closes), ("b", 1_200, 1, closes), ("c", 1_300, 1, closes)]
 
@@ -209,7 +209,7 @@ def test_a_flush_of_two_sources_ends_under_steady_input(world: World) -> None:
         post()
         return not world.call("GET", f"/v1/jobs/{name}")["is_flushing"]
 
-    wait_until(is_over, 30, f"the flush of {name}")
+    wait_until(is_over, f"the flush of {name}")
     keys = {final[0] for final in world.finals(name)}
     assert keys >= {f"{source}-1000-{i}" for source in sources for i in range(3)}
 

@@ -20,7 +20,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from millrace_client.commands import applying
 from service import cli
 from service.catalog.engine import progress_topic
@@ -395,7 +395,7 @@ def test_a_plan_waits_for_a_job_that_is_changing(resting: Serving, tmp_path: Pat
     topic = progress_topic(client.get("/v1/jobs/both").json()["id"])
 
     def stop() -> str:
-        wait_until(lambda: topic in resting.hub._waiters, PATIENCE_S, "somebody who waits for the job")
+        wait_until(lambda: topic in resting.hub._waiters, "somebody who waits for the job")
         return str(client.post("/v1/jobs/both:stop").json()["state"])
 
     with ThreadPoolExecutor(1) as thread:

@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 import uvloop
 
+from benchmarks.running import wait_until
 from service.connections import MAX_FIELDS, MAX_HEAD_BYTES, Connection
 from service.settings import Settings
 
@@ -347,10 +348,7 @@ def test_an_answer_that_nobody_reads_ends_the_connection(tmp_path: Path) -> None
 
 
 def until_connections(server: uvicorn.Server, count: int) -> None:
-    until = time.monotonic() + 30
-    while len(server.server_state.connections) != count:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    wait_until(lambda: len(server.server_state.connections) == count, f"{count} connections", every_s=0.005)
 
 
 def test_beyond_the_bound_the_one_that_idles_longest_makes_room(tmp_path: Path) -> None:

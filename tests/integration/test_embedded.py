@@ -9,10 +9,13 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.running import wait_until
 from service import embedded
 from service.settings import Settings
+from tests.attached import are_gone
 
 
 def child(code: str) -> embedded.InstanceProcess:
@@ -134,11 +137,10 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = f"import asyncio, os\nfrom service import embedded\n{supervise}"
     process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.DEVNULL)
     [pid] = asyncio.run(until_lines(started, 1))
+    child = psutil.Process(int(pid))
     process.kill()
     process.wait(30)
-    end = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and "(zombie)" not in Path(f"/proc/{pid}/status").read_text():
-        assert time.monotonic() < end, "the child outlived its parent"
+    wait_until(lambda: are_gone([child]), "the end of the child, whose parent is gone")
 
 
 def test_an_instance_is_told_where_the_service_is_and_how_many_cores_it_has() -> None:

@@ -212,8 +212,8 @@ def test_who_is_gone_is_counted_no_more(service: Serving) -> None:
     with following(service, "/info") as found:
         next(found)
         assert figure(service, "event_streams") == 1
-    wait_until(lambda: figure(service, "event_streams") == 0, PATIENCE_S, "the end of the stream")
-    wait_until(lambda: figure(service, "event_topics") == 0, PATIENCE_S, "the end of the topic")
+    wait_until(lambda: figure(service, "event_streams") == 0, "the end of the stream")
+    wait_until(lambda: figure(service, "event_topics") == 0, "the end of the topic")
 
 
 def test_a_key_has_so_many_streams_and_no_more(service: Serving) -> None:

@@ -111,7 +111,7 @@ def test_sessions_say_who_is_in_them_and_what_closed_them(http: httpx.Client) ->
     by = {"stream": "sessions-why-in", "partition": 0, "offset": 2}
     assert window["finals"] == [{"operator": "final", "reason": "stream_time", **by, "value": {"n": 2}}]
     http.post("/v1/jobs/sessions-why:flush").raise_for_status()
-    wait_until(lambda: not http.get("/v1/jobs/sessions-why").json()["is_flushing"], 60, "the flush")
+    wait_until(lambda: not http.get("/v1/jobs/sessions-why").json()["is_flushing"], "the flush")
     post(http, "sessions-why", ("b", 1_300, {}))
     found = explain(http, "sessions-why", key="b")
     nobody = {"stream": None, "partition": None, "offset": None}
@@ -387,7 +387,7 @@ def test_a_flush_closes_what_is_behind_a_repartition_too(http: httpx.Client) -> 
     make(http, "across-flush", by_user, VISITS, FINAL, partitions=2)
     post(http, "across-flush", ("a", 1_000, {"user": "u"}), ("d", 1_050, {"user": "u"}))
     http.post("/v1/jobs/across-flush:flush").raise_for_status()
-    wait_until(lambda: not http.get("/v1/jobs/across-flush").json()["is_flushing"], 60, "the flush")
+    wait_until(lambda: not http.get("/v1/jobs/across-flush").json()["is_flushing"], "the flush")
     post(http, "across-flush", ("a", 1_010, {"user": "u"}))
     found = explain(http, "across-flush", key="a")
     nobody = {"stream": None, "partition": None, "offset": None}

@@ -233,7 +233,7 @@ def test_a_reset_job_counts_from_nothing_and_lookups_forget_what_was(
     assert api.get("/v1/jobs/visits/metrics").json()["records_in"] == 0
 
     api.post("/v1/jobs/visits:restart", params={"wait": "caught_up", "timeout_ms": 30_000}).raise_for_status()
-    wait_until(lambda: api.get("/v1/jobs/visits").json()["caught_up"], 30, "the job has read all again")
+    wait_until(lambda: api.get("/v1/jobs/visits").json()["caught_up"], "the job has read all again")
     assert (looked_up(api, "a"), looked_up(api, "b")) == ([1], [1])
     assert counts(api) == [*first, ("b", 1), ("a", 1)]
     assert api.get("/v1/jobs/visits/metrics").json()["records_in"] == 2
@@ -248,11 +248,11 @@ def test_a_failed_job_goes_on_from_a_start_behind_its_fault(replicas: Serving) -
     api.post("/v1/streams/sums/records", json={"records": bodies}).raise_for_status()
     job = {"name": "sum", "source": "sums", "operators": [broken], "sink": "sum-out", "commit_interval_ms": 0}
     api.post("/v1/jobs", json=job).raise_for_status()
-    wait_until(lambda: api.get("/v1/jobs/sum").json()["state"] == "failed", 30, "the job failed")
+    wait_until(lambda: api.get("/v1/jobs/sum").json()["state"] == "failed", "the job failed")
     reset = api.post("/v1/jobs/sum:reset", json={"start": {"offsets": {"0": 2}}}).raise_for_status().json()
     assert (reset["state"], reset["error"]) == ("stopped", None)
     api.post("/v1/jobs/sum:restart", params={"wait": "caught_up", "timeout_ms": 30_000}).raise_for_status()
-    wait_until(lambda: api.get("/v1/jobs/sum").json()["caught_up"], 30, "the job has read what is left")
+    wait_until(lambda: api.get("/v1/jobs/sum").json()["caught_up"], "the job has read what is left")
     found = api.get("/v1/streams/sum-out/records?partition=0&from_offset=0").json()["records"]
     assert [record["value"] for record in found] == [{"v": 1}, {"v": 3}]
 
@@ -269,7 +269,7 @@ def test_a_job_of_two_sub_topologies_counts_from_nothing_again(replicas: Serving
     job = {"name": "users", "source": ["left", "right"], "operators": [by_user, COUNT], "commit_interval_ms": 0}
 
     def counted() -> dict[str, int]:
-        wait_until(lambda: api.get("/v1/jobs/users?wait=caught_up").json()["caught_up"], 60, "all is read")
+        wait_until(lambda: api.get("/v1/jobs/users?wait=caught_up").json()["caught_up"], "all is read")
         items = api.get("/v1/stores/users-n/keys").raise_for_status().json()["items"]
         return {item["key"]: item["value"]["n"] for item in items}
 
@@ -304,7 +304,7 @@ def test_a_record_from_far_ahead_is_undone(where: str, request: pytest.FixtureRe
     def post(*times: int) -> None:
         bodies = [{"key": "a", "value": {}, "timestamp": time} for time in times]
         api.post("/v1/streams/hits/records", json={"records": bodies}).raise_for_status()
-        wait_until(lambda: api.get("/v1/jobs/hit", params=waits).json()["caught_up"], 60, "all is read")
+        wait_until(lambda: api.get("/v1/jobs/hit", params=waits).json()["caught_up"], "all is read")
 
     def put_out() -> list[tuple[int, int]]:
         found = api.get("/v1/streams/hit-counts/records?partition=0&from_offset=0").json()["records"]
@@ -355,7 +355,7 @@ def test_lookups_follow_an_interval_that_changes_while_the_job_runs(where: str, 
         if key is not None:
             body = {"records": [{"key": key, "value": {}, "timestamp": time}]}
             api.post("/v1/streams/taps/records", json=body).raise_for_status()
-        wait_until(lambda: is_settled(version), 60, f"version {version} has read all")
+        wait_until(lambda: is_settled(version), f"version {version} has read all")
         return [item["key"] for item in api.get("/v1/stores/tap-once/keys").raise_for_status().json()["items"]]
 
     def change(interval_ms: int) -> None:
@@ -387,7 +387,7 @@ def test_a_source_that_is_added_while_the_job_runs_goes_into_the_same_stores(rep
             found = api.get("/v1/jobs/house", params={"wait": "caught_up", "timeout_ms": 30_000}).json()
             return (found["state"], found["spec_version"], found["caught_up"]) == ("running", version, True)
 
-        wait_until(is_settled, 60, f"version {version} has read all")
+        wait_until(is_settled, f"version {version} has read all")
         items = api.get("/v1/stores/house-n/keys").raise_for_status().json()["items"]
         return {item["key"]: item["value"]["n"] for item in items}
 

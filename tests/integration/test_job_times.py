@@ -164,7 +164,7 @@ def test_who_waits_for_an_input_that_is_silent(http: httpx.Client) -> None:
         found = times(http, "times_two")["items"][0]["inputs"]
         return [(each["stream"], each["role"], each["lag"]) for each in found]
 
-    wait_until(lambda: inputs()[0][2] == 0, 30, "the first record was read")
+    wait_until(lambda: inputs()[0][2] == 0, "the first record was read")
     assert inputs() == [("times_left", "waited_for", 0), ("times_right", "reading", 1)]
 
 

@@ -43,9 +43,9 @@ def open_post(service: Serving, secret: str, sent: int) -> Iterator[socket.socke
     ]
     with socket.create_connection((url.hostname, url.port), timeout=30) as client:
         client.sendall("\r\n".join([*lines, f"Content-Length: {3 * MB}", "", ""]).encode() + b" " * sent)
-        wait_until(lambda: buffered(service) == before + sent, 30, "the bytes that were sent")
+        wait_until(lambda: buffered(service) == before + sent, "the bytes that were sent")
         yield client
-    wait_until(lambda: buffered(service) == before, 30, "the room, given back")
+    wait_until(lambda: buffered(service) == before, "the room, given back")
 
 
 def buffered(service: Serving) -> float:

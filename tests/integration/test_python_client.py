@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from millrace_client import (
     AsyncClient,
     AsyncConsumer,
@@ -307,7 +307,7 @@ def test_a_subscriber_whose_lease_was_lost_goes_on(client: Client, stream: str) 
         records = iter(consumer)
         assert next(records).value == 1
         view = f"/v1/streams/{stream}/subscriptions/{name}"
-        wait_until(lambda: not client.call("GET", view)["consumers"], PATIENCE_S, "the end of the lease")
+        wait_until(lambda: not client.call("GET", view)["consumers"], "the end of the lease")
         assert [record.value for record in islice(records, 2)] in ([1, 2], [2, 1])
 
 

@@ -593,7 +593,7 @@ def test_a_closing_service_lets_its_long_polls_go(tmp_path: Path, database_url: 
         holds = held(member.poll([]))
         thread, answers = later(lambda: member.poll(holds, timeout_ms=60_000))
         began = time.monotonic()
-        wait_until(lambda: running.hub.has_waiters, 20, "the poll")
+        wait_until(lambda: running.hub.has_waiters, "the poll")
         running.hub.close()
         thread.join(90)
         assert answers[0]["directive"] == "run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pytest
 from jsonschema import Draft202012Validator
 
+from benchmarks.running import wait_until
 from service.streams.partitioner import murmur2
 from tests import openapi_documents
 from tests.forkserver import ForkServer
@@ -741,13 +741,6 @@ def test_keys_may_be_any_text(visits: World) -> None:
 # ---------------------------------------------------------------- partitions chosen by hand, jobs that end
 
 
-def settled(world: World, job: str, state: str, timeout_s: float = 30) -> None:
-    until = time.monotonic() + timeout_s
-    while world.call("GET", f"/v1/jobs/{job}")["state"] != state:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def test_where_partitions_are_chosen_by_hand_a_key_is_looked_for_in_all(world: World, visits: World) -> None:
     world.call("POST", "/v1/streams", json={"name": "hand", "partitions": 3})
     job = {"name": "hands", "source": "hand", "operators": [JOBS["totals"]], "commit_interval_ms": 0}
@@ -768,7 +761,7 @@ def test_the_store_of_a_stopped_job_is_there_until_it_is_deleted(world: World, v
     world.call("POST", "/v1/jobs", json=job)
     assert world.look("brief-k/keys/u1", max_lag_records=0, timeout_ms=30_000)["items"][0]["value"]["n"] == 3
     world.call("POST", "/v1/jobs/brief:stop")
-    settled(world, "brief", "stopped")
+    wait_until(lambda: world.call("GET", "/v1/jobs/brief")["state"] == "stopped", "the job's end")
     assert world.look("brief-k/keys/u1")["items"][0]["value"]["n"] == 3
     position = world.post(("brief", 8_000, 1))
     refused = world.http.get("/v1/stores/brief-k/keys/brief", params={"min_position": position})

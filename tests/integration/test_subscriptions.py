@@ -17,7 +17,7 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from service.catalog.subscriptions import PullWish
 from service.notify import Hub
 from service.reads import pages
@@ -140,7 +140,7 @@ def test_a_pull_that_waits_keeps_its_lease(service: Serving, api: httpx.Client, 
     with futures.ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(pull, other, path, "a", wait_ms=60_000, lease_ms=400)
         ends: set[str] = set()
-        wait_until(lambda: ends.add(lease_until(api, path)) or len(ends - {""}) > 3, PATIENCE_S, "longer leases")
+        wait_until(lambda: ends.add(lease_until(api, path)) or len(ends - {""}) > 3, "longer leases")
         post(api, path, 1)
         pulled = waiting.result()
     assert values(pulled) == [1]
@@ -250,7 +250,7 @@ def test_a_pull_that_waits_ends_with_its_subscription(service: Serving, api: htt
     with futures.ThreadPoolExecutor(1) as thread:
         body = {"consumer": "a", "wait_ms": 60_000}
         waiting = thread.submit(service.client("writer").post, f"{path}:pull", json=body)
-        wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
+        wait_until(lambda: bool(api.get(path).json()["consumers"]), "a consumer")
         api.delete(path).raise_for_status()
         refused(waiting.result(), 404, "unknown_subscription")
 
@@ -276,8 +276,8 @@ def test_a_pull_that_waits_takes_nothing_once_its_caller_is_gone(
 ) -> None:
     """Its lease has an hour to go."""
     with asking(service, path, "gone"):
-        wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
-    wait_until(lambda: not api.get(path).json()["consumers"], PATIENCE_S, "its leaving")
+        wait_until(lambda: bool(api.get(path).json()["consumers"]), "a consumer")
+    wait_until(lambda: not api.get(path).json()["consumers"], "its leaving")
     post(api, path, 1, 2)
     pulled = pull(api, path, "other")
     assert (values(pulled), pulled["partitions"]) == ([1, 2], [0, 1])
@@ -290,7 +290,7 @@ def test_records_that_come_as_a_caller_leaves_come_to_the_next_at_once(
     """In whatever order the service hears of the two."""
     for n in range(8):
         with asking(service, path, "gone"):
-            wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
+            wait_until(lambda: bool(api.get(path).json()["consumers"]), "a consumer")
         post(api, path, n)
         pulled = pull(api, path, "other", wait_ms=60_000)
         assert values(pulled) == [n]
@@ -472,7 +472,7 @@ def test_two_processes_over_one_catalog_wake_each_other(tmp_path: Path, postgres
         path = api.post("/v1/streams/clicks/subscriptions", json={"name": "s"}).raise_for_status().headers["Location"]
         with futures.ThreadPoolExecutor(2) as threads:
             waiting = threads.submit(pull, other, path, "b", wait_ms=60_000)
-            wait_until(lambda: bool(api.get(path).json()["consumers"]), PATIENCE_S, "a consumer")
+            wait_until(lambda: bool(api.get(path).json()["consumers"]), "a consumer")
             post(api, path, 1)
             pulled = waiting.result()
             assert values(pulled) == [1]

@@ -150,8 +150,8 @@ def test_tails_with_the_same_condition_share_a_process_that_ends_with_them(servi
                 assert values(opened.enter_context(tail(service, each, **query)), 1) == [2]
         assert figure(service, "tail_filters") == 2
         assert len(filters_of()) == 2
-    wait_until(lambda: figure(service, "tail_filters") == 0, PATIENCE_S, "the end of the tails")
-    wait_until(lambda: not filters_of(), PATIENCE_S, "the end of their processes")
+    wait_until(lambda: figure(service, "tail_filters") == 0, "the end of the tails")
+    wait_until(lambda: not filters_of(), "the end of their processes")
 
 
 def test_the_end_of_its_process_ends_the_tails_that_have_it_and_no_other(service: Serving, stream: str) -> None:
@@ -196,7 +196,7 @@ def test_more_conditions_than_may_be_are_refused_and_one_that_is_there_is_not(se
         assert int(answer.headers["Retry-After"]) > 0
         with tail(service, stream, **query) as same:
             assert values(same, 1) == [1]
-    wait_until(lambda: figure(service, "tail_filters") == 0, PATIENCE_S, "the end of the tails")
+    wait_until(lambda: figure(service, "tail_filters") == 0, "the end of the tails")
     with tail(service, stream, **{"from": "earliest", "where": "true"}) as found:
         assert values(found, 1) == [1]
 

@@ -140,7 +140,7 @@ def is_done(api: httpx.Client, path: str) -> bool:
 def test_each_record_is_posted_once_signed_and_in_order(api: httpx.Client, target: Target) -> None:
     path = push(api, target.url)
     post(api, path, *range(20))
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
+    wait_until(lambda: is_done(api, path), "all records to be taken")
     assert target.values() == list(range(20))
     first = target.seen[0]
     name = path.rpartition("/")[2]
@@ -166,16 +166,16 @@ def test_a_record_that_is_not_taken_holds_up_its_partition_alone(api: httpx.Clie
     path = push(api, target.url)
     post(api, path, 1, 2)
     post(api, path, 3, 4, partition=1)
-    wait_until(lambda: target.values().count(1) > 3 and 4 in target.values(), PATIENCE_S, "retries")
+    wait_until(lambda: target.values().count(1) > 3 and 4 in target.values(), "retries")
     assert 2 not in target.values()
     post(api, path, 5, partition=1)
-    wait_until(lambda: 5 in target.values(), PATIENCE_S, "the other partition")
+    wait_until(lambda: 5 in target.values(), "the other partition")
     [failure] = api.get(path).json()["push"]["failures"]
     assert (failure["partition"], failure["detail"]) == (0, "answered 503")
     assert failure["attempts"] > 1
     is_well.set()
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
-    wait_until(lambda: api.get(path).json()["push"]["failures"] == [], PATIENCE_S, "no failure")
+    wait_until(lambda: is_done(api, path), "all records to be taken")
+    wait_until(lambda: api.get(path).json()["push"]["failures"] == [], "no failure")
     assert len({each.headers["webhook-id"] for each in target.seen}) == 5
     assert [value for value in target.values() if value in (1, 2)][-2:] == [1, 2]
 
@@ -184,7 +184,7 @@ def test_what_is_refused_goes_to_a_stream_of_its_own(api: httpx.Client, target: 
     target.answer = lambda request: (422 if request.record["value"] == 2 else 200, {})
     path = push(api, target.url)
     post(api, path, 1, 2, 3)
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "all records to be taken")
+    wait_until(lambda: is_done(api, path), "all records to be taken")
     assert target.values() == [1, 2, 3]
     name = path.rpartition("/")[2]
     [dead] = api.get(f"/v1/streams/{name}-dead/records").raise_for_status().json()["records"]
@@ -207,9 +207,9 @@ def test_a_redirect_is_not_followed_and_too_many_requests_are_no_refusal(
     target.answer = lambda _: answer
     path = push(api, target.url)
     post(api, path, 1)
-    wait_until(lambda: len(target.seen) > 2, PATIENCE_S, "retries")
+    wait_until(lambda: len(target.seen) > 2, "retries")
     assert {each.path for each in target.seen} == {"/hook"}
-    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), "a failure")
     assert api.get(path).json()["push"]["failures"][0]["detail"] == detail
     api.delete(path).raise_for_status()
 
@@ -220,7 +220,7 @@ def test_a_target_that_asks_for_time_has_it(api: httpx.Client, target: Target, m
     target.answer = lambda _: (503, {"Retry-After": "1"}) if len(target.seen) == 1 else (204, {})
     path = push(api, target.url)
     post(api, path, 1)
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    wait_until(lambda: is_done(api, path), "the record to be taken")
     first, second = target.seen
     assert second.at_ms - first.at_ms >= 990  # by a clock that may be set
 
@@ -229,7 +229,7 @@ def test_a_target_that_is_away_is_tried_again(api: httpx.Client, target: Target)
     target.server.server_close()
     path = push(api, target.url)
     post(api, path, 1)
-    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+    wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), "a failure")
     assert not is_done(api, path)
     api.delete(path).raise_for_status()
 
@@ -248,7 +248,7 @@ def test_a_fault_of_ours_ends_no_subscription(
     monkeypatch.setattr(pusher, "messages_of", breaking_once)
     path = push(api, target.url)
     post(api, path, 1)
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    wait_until(lambda: is_done(api, path), "the record to be taken")
     assert has_broken.is_set()
     assert 'millrace_loop_failures_total{loop="pusher"} ' in service.client("reader").get("/metrics").text
     assert service.client().get("/readyz").json()["parts"]["loops"] == "ok"
@@ -257,12 +257,12 @@ def test_a_fault_of_ours_ends_no_subscription(
 def test_a_deleted_subscription_posts_nothing_any_more(api: httpx.Client, target: Target) -> None:
     path = push(api, target.url)
     post(api, path, 1)
-    wait_until(lambda: is_done(api, path), PATIENCE_S, "the record to be taken")
+    wait_until(lambda: is_done(api, path), "the record to be taken")
     api.delete(path).raise_for_status()
     other = push(api, target.url)
     post(api, path, 2)
     post(api, other, 3)
-    wait_until(lambda: is_done(api, other), PATIENCE_S, "the other record to be taken")
+    wait_until(lambda: is_done(api, other), "the other record to be taken")
     assert target.values() == [1, 3]
 
 
@@ -324,7 +324,7 @@ def test_private_addresses_are_refused_unless_a_setting_allows_them(
         body = {"name": "x", "push": {"url": f"http://127.1:{target.server.server_port}/", "secret": SECRET}}
         path = api.post("/v1/streams/s/subscriptions", json=body).raise_for_status().headers["Location"]
         post(api, path, 1)
-        wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), PATIENCE_S, "a failure")
+        wait_until(lambda: bool(api.get(path).json()["push"]["failures"]), "a failure")
         assert "no public address" in api.get(path).json()["push"]["failures"][0]["detail"]
         assert target.seen == []
 
@@ -333,10 +333,10 @@ def test_of_several_processes_one_posts_a_record(tmp_path: Path, postgres_url: s
     private = {"webhook_private_addresses": "on"}
     with serving(tmp_path, postgres_url, **private) as one, serving(tmp_path, postgres_url, **private) as two:
         path = push(one.client(), target.url)
-        wait_until(lambda: len(one.client().get(path).json()["consumers"]) == 2, PATIENCE_S, "both pushers")
+        wait_until(lambda: len(one.client().get(path).json()["consumers"]) == 2, "both pushers")
         for n in range(10):
             post((one, two)[n % 2].client(), path, *range(10 * n, 10 * n + 10), partition=n % 2)
-        wait_until(lambda: is_done(two.client(), path), PATIENCE_S, "all records to be taken")
+        wait_until(lambda: is_done(two.client(), path), "all records to be taken")
     assert sorted(target.values()) == list(range(100))
     for partition in range(2):
         offsets = [each.record["offset"] for each in target.seen if each.record["partition"] == partition]
@@ -373,7 +373,7 @@ def test_a_pusher_that_is_killed_in_the_middle_of_a_turn_is_replaced_behind_its_
     target.answer = answer
     with first:
         path = push(first.client, target.url)
-        wait_until(lambda: len(first.client.get(path).json()["consumers"]) == 1, PATIENCE_S, "its pusher")
+        wait_until(lambda: len(first.client.get(path).json()["consumers"]) == 1, "its pusher")
         stream = path.split("/subscriptions")[0]
         records = [{"value": n, "partition": n % 2} for n in range(40)]
         first.client.post(f"{stream}/records", json={"records": records}).raise_for_status()
@@ -382,7 +382,7 @@ def test_a_pusher_that_is_killed_in_the_middle_of_a_turn_is_replaced_behind_its_
     [lease] = catalog.read(lambda s: s.scalars(select(SubscriptionRow.consumers)).one()).values()
     catalog.close()
     with second:
-        wait_until(lambda: is_done(second.client, path), PATIENCE_S, "all records to be taken")
+        wait_until(lambda: is_done(second.client, path), "all records to be taken")
     for partition in range(2):
         of_it = [each for each in target.seen if each.record["partition"] == partition]
         offsets = [each.record["offset"] for each in of_it]

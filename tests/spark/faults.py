@@ -21,7 +21,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.beats import Beats
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from tests.attached import Attached, Standalone, are_gone
 from tests.driving import (
     ONCE_AN_HOUR,
@@ -91,12 +91,12 @@ class AttachedGroup:
         """
         for name in self.names:
             self.wait_for_slot(name)
-        wait_until(self._is_whole, PATIENCE_S, f"all of {self.names} as they were", every_s=LOOK_EVERY_S)
+        wait_until(self._is_whole, f"all of {self.names} as they were", every_s=LOOK_EVERY_S)
 
     def wait_for_slot(self, name: str) -> None:
         """Until an instance is in the group, the process that was started last."""
         is_there = partial(self._has_slot, name)
-        wait_until(is_there, PATIENCE_S, f"{name} to be in its group", every_s=LOOK_EVERY_S)
+        wait_until(is_there, f"{name} to be in its group", every_s=LOOK_EVERY_S)
 
     def slot_of(self, name: str) -> str | None:
         """The slot of an instance."""
@@ -122,7 +122,7 @@ class AttachedGroup:
         executors = [each for instance in self.instances.values() for each in instance.executors()]
         for instance in self.instances.values():
             instance.end()
-        wait_until(lambda: are_gone(executors), PATIENCE_S, "the end of executors")
+        wait_until(lambda: are_gone(executors), "the end of executors")
 
     # ------------------------------------------------------------ faults
 
@@ -168,7 +168,7 @@ class AttachedGroup:
         self._note_end(name)
         left = [*self.instances[name].executors(), *self.instances[name].slots()]
         assert self.instances[name].stop() == 0
-        wait_until(lambda: are_gone(left), PATIENCE_S, "the end of executors and slots")
+        wait_until(lambda: are_gone(left), "the end of executors and slots")
         self.instances[name].start()
 
     def restart_master(self, _: str) -> None:
@@ -184,7 +184,7 @@ class AttachedGroup:
 
     def _wait_for_eviction(self, name: str, slot_id: str | None) -> None:
         is_evicted = lambda: self.slot_of(name) != slot_id  # noqa: E731
-        wait_until(is_evicted, PATIENCE_S, f"the eviction of {name}", every_s=LOOK_EVERY_S)
+        wait_until(is_evicted, f"the eviction of {name}", every_s=LOOK_EVERY_S)
 
     def _note_end(self, name: str) -> None:
         self.ended[name] = self._shown(name)["incarnation"]
@@ -225,7 +225,7 @@ class Watch:
         yield
         of = {"posted_after_s": since_s, "read_after_s": since_s}
         are_there = lambda: None not in [self._beats.first_result_s(each, **of) for each in range(PARTITIONS)]  # noqa: E731
-        wait_until(are_there, AGAIN_S, f"a commit of each task after {fault}")
+        wait_until(are_there, f"a commit of each task after {fault}", timeout_s=AGAIN_S)
         stayed = {each: since_s for each, owner in self.group.tasks().items() if owner == before[each]}
         self._stayed.append((stayed, time.time()))
 

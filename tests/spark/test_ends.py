@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.running import PATIENCE_S, Running, wait_until
+from benchmarks.running import Running, wait_until
 from spark_jobs.instance import NAME_TAKEN, PARENT_LOST, REFUSED, SPARK_LOST
 from tests.attached import Attached, are_gone
 from tests.driving import ONCE_AN_HOUR, caught_up, contents, expected, in_state, post, some_records
@@ -55,7 +55,7 @@ def test_sigterm_lets_slots_commit_and_leaves_nothing_running_but_replicas_for_t
     processes = instance.descendants()
     assert instance.stop() == 0
     assert "slot_left" in instance.log.read_text()
-    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
+    wait_until(lambda: are_gone(processes), "the end of all processes", timeout_s=SOON_S)
     shown = service.call("GET", "/v1/instances")["items"]
     assert [each["state"] for each in shown if each["name"] == instance.name] == ["gone"]
     first_lives = sorted(instance.replicas.rglob("data.mdb"))
@@ -72,7 +72,7 @@ def test_a_second_process_under_the_same_name_does_not_start_a_quarrel(
 ) -> None:
     rival = Attached(service, instance.log.parent, "--watch-stdin", name=instance.name).start()
     started.append(rival)
-    wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, PATIENCE_S, "one to give up")
+    wait_until(lambda: NAME_TAKEN in {instance.process.poll(), rival.process.poll()}, "one to give up")
     assert len(living([instance, rival])) == 1
     start_job(service)
     in_state(service, "once", "running")
@@ -87,7 +87,7 @@ def test_a_sigterm_to_every_process_at_once_is_an_orderly_end_too(service: Runni
         process.terminate()
     assert instance.process.wait(SOON_S) == 0
     assert "in _drain" not in instance.log.read_text()
-    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
+    wait_until(lambda: are_gone(processes), "the end of all processes", timeout_s=SOON_S)
 
 
 def test_a_killed_driver_takes_the_jvm_and_all_workers_with_it(service: Running, instance: Attached) -> None:
@@ -96,7 +96,7 @@ def test_a_killed_driver_takes_the_jvm_and_all_workers_with_it(service: Running,
     processes = instance.descendants()
     assert len(processes) >= 4
     os.kill(instance.process.pid, signal.SIGKILL)
-    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
+    wait_until(lambda: are_gone(processes), "the end of all processes", timeout_s=SOON_S)
 
 
 def test_a_killed_jvm_ends_the_driver_at_once(service: Running, instance: Attached) -> None:
@@ -105,7 +105,7 @@ def test_a_killed_jvm_ends_the_driver_at_once(service: Running, instance: Attach
     processes = instance.descendants()
     instance.jvm().kill()
     assert instance.process.wait(SOON_S) == SPARK_LOST
-    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
+    wait_until(lambda: are_gone(processes), "the end of all processes", timeout_s=SOON_S)
 
 
 def test_slots_outlive_the_api(service: Running, instance: Attached) -> None:
@@ -128,7 +128,7 @@ def test_the_end_of_stdin_is_the_end_of_the_parent(service: Running, instance: A
     assert instance.process.stdin is not None
     instance.process.stdin.close()
     assert instance.process.wait(SOON_S) == PARENT_LOST
-    wait_until(lambda: are_gone(processes), SOON_S, "the end of all processes")
+    wait_until(lambda: are_gone(processes), "the end of all processes", timeout_s=SOON_S)
 
 
 def test_without_being_asked_there_is_no_ui_and_a_revoked_key_ends_the_instance(

@@ -52,11 +52,11 @@ def test_a_job_is_a_spark_job_under_its_name_whose_tasks_are_its_slots(service: 
     def shown() -> list[dict[str, Any]]:
         return [each for each in httpx.get(jobs_url, timeout=60).json() if each.get("jobGroup") == job["id"]]
 
-    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], PATIENCE_S, "the Spark job in the UI")
+    wait_until(lambda: [each["numActiveTasks"] for each in shown()] == [2], "the Spark job in the UI")
     assert shown()[0]["description"] == "once"
     service.call("POST", "/v1/jobs/once:stop")
     in_state(service, "once", "stopped")
-    wait_until(lambda: not shown(), PATIENCE_S, "the end of the Spark job")
+    wait_until(lambda: not shown(), "the end of the Spark job")
 
 
 def test_embedded_spark_listens_on_loopback_alone(service: Running, instance: Attached) -> None:
@@ -80,7 +80,7 @@ def test_slots_come_and_go_with_their_share_while_the_others_run_on(service: Run
     """A second instance, which never runs a slot, has a share for a while."""
     make_stream(service, "narrow", 2)
     service.call("POST", "/v1/jobs", json=deduplicate("shared", "narrow", "shared-out"))
-    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
+    wait_until(lambda: len(slots_of(service)) == 2, "both slots")
     before = {slot["slot"] for slot in slots_of(service)}
     ghost = {"name": "ghost", "incarnation": "1", "host": "nowhere", "cores": 2}
     headers = {"Authorization": f"Bearer {instance.key}"}
@@ -91,11 +91,11 @@ def test_slots_come_and_go_with_their_share_while_the_others_run_on(service: Run
             client.post(f"/v1/instances/{joined}:heartbeat", json={"incarnation": "1"}).raise_for_status()
             return len(slots_of(service)) == 1
 
-        wait_until(is_shared, PATIENCE_S, "a slot to leave")
+        wait_until(is_shared, "a slot to leave")
         [stayed] = slots_of(service)
         assert stayed["slot"] in before
         client.post(f"/v1/instances/{joined}:leave", json={"incarnation": "1"}).raise_for_status()
-    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "another slot beside it")
+    wait_until(lambda: len(slots_of(service)) == 2, "another slot beside it")
     assert stayed["slot"] in {slot["slot"] for slot in slots_of(service)}
 
 
@@ -109,7 +109,7 @@ def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, i
         post(service, "clicks", records[start : start + 1_000])
         caught_up(service, "once")
         instance.slots()[0].kill()
-    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
+    wait_until(lambda: len(slots_of(service)) == 2, "both slots")
     assert caught_up(service, "once")["state"] == "running"
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
@@ -117,14 +117,14 @@ def test_a_killed_slot_is_started_again_and_nothing_shows_it(service: Running, i
 def test_a_slot_that_hangs_loses_its_tasks_and_its_process(service: Running, instance: Attached) -> None:
     start_job(service)
     in_state(service, "once", "running")
-    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "both slots")
+    wait_until(lambda: len(slots_of(service)) == 2, "both slots")
     hanging = instance.slots()[0]
     hanging.suspend()
     records = some_records(1_000)
     post(service, "clicks", records)
     assert caught_up(service, "once", timeout_s=PATIENCE_S)["state"] == "running"
-    wait_until(lambda: are_gone([hanging]), PATIENCE_S, "the end of the hanging process")
-    wait_until(lambda: len(slots_of(service)) == 2, PATIENCE_S, "another slot in its place")
+    wait_until(lambda: are_gone([hanging]), "the end of the hanging process")
+    wait_until(lambda: len(slots_of(service)) == 2, "another slot in its place")
     assert contents(service, "once-out", PARTITIONS) == expected(records, PARTITIONS, **ONCE_AN_HOUR)
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_instance_that_wakes_up_finds_its_place_taken_and_joins_again(
     time.sleep(0.5)  # let the heartbeat that the join began come to rest
     for each in everything:
         each.suspend()
-    wait_until(lambda: not slots_of(service), PATIENCE_S, "the eviction")
+    wait_until(lambda: not slots_of(service), "the eviction")
     for each in reversed(everything):
         each.resume()
     records = some_records(1_000)

@@ -98,7 +98,7 @@ def test_three_sub_topologies_in_three_executors_equal_the_oracle(service: Runni
         return [{task.partition("_")[0] for task in member["tasks"]} for member in members]
 
     is_spread = lambda: stages_by_slot() == [{"0", "1", "2"}] * 3  # noqa: E731
-    wait_until(is_spread, PATIENCE_S, "tasks of each sub-topology in each of three slots")
+    wait_until(is_spread, "tasks of each sub-topology in each of three slots")
     slots = [slot for instance in group.instances.values() for slot in instance.slots()]
     assert len(executors_of(slots)) == 3
     post(service, "requests", requests)
@@ -140,9 +140,9 @@ def test_who_waits_for_cores_says_so_and_gets_those_of_a_killed_driver(group: At
     late.start().wait_until_it_has(state="live", cores=0, shortage="no_cores", slots=[])
     started = [*three.executors(), *three.slots(), *three.descendants()]
     three.end()
-    wait_until(lambda: are_gone(started), PATIENCE_S, "the end of executors and slots")
+    wait_until(lambda: are_gone(started), "the end of executors and slots")
     late.wait_until_it_has(cores=1, shortage=None)
-    wait_until(lambda: bool(late.wait_until_live()["slots"]), PATIENCE_S, "its slot")
+    wait_until(lambda: bool(late.wait_until_live()["slots"]), "its slot")
 
 
 def test_a_master_that_forgets_ends_instances_which_come_back(

@@ -55,7 +55,7 @@ def test_the_locks_of_a_process_that_has_stopped_are_free(
 def test_a_pipeline_that_is_busy_goes_on(stopped: psycopg.Connection, postgres_url: str) -> None:
     with closing(psycopg.connect(postgres_url, autocommit=True)) as watching, stopped.pipeline():
         sleeping = stopped.execute("SELECT pg_sleep(1)")
-        wait_until(lambda: is_asleep(watching, stopped.info.backend_pid), 30, "the statement to begin", every_s=0.01)
+        wait_until(lambda: is_asleep(watching, stopped.info.backend_pid), "the statement to begin", every_s=0.01)
         looks = silent_sessions.SilentPipelines()
         while is_asleep(watching, stopped.info.backend_pid):
             looks.end(watching)

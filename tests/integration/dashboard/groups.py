@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests import sparkless
 from tests.browsing import NOON_MS
 from tests.forkserver import Forked, ForkServer
@@ -51,7 +51,7 @@ class Shared:
             is_whole = len(now["members"]) == slots and None not in now["assignment"].values()
             return is_whole and not (now["moving"] or now["probing"] or now["missing_standbys"])
 
-        wait_until(is_settled, PATIENCE_S, "a group at rest")
+        wait_until(is_settled, "a group at rest")
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def shared(folder: Path, catalog: bytes, forks: ForkServer, job: str, instances:
             processes[name] = sparkless.start(forks, service.url, secret, folder / "nodes" / name, name)
         try:
             found = Shared(service, job, processes)
-            wait_until(lambda: len(found.instances()) == len(instances), PATIENCE_S, "the instances")
+            wait_until(lambda: len(found.instances()) == len(instances), "the instances")
             http.post("/v1/streams", json={"name": f"{job}-in", "partitions": TASKS}).raise_for_status()
             once = {"op": "deduplicate_by_key", "name": "once", "interval_ms": 60_000}
             spec = {"name": job, "source": f"{job}-in", "sink": f"{job}-out", "operators": [once]}

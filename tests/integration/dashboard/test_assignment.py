@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import ViewportSize, expect
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests.browsing import NARROW, WIDE, Open, check_fit, heading, without_events
 from tests.forkserver import ForkServer
 from tests.integration.dashboard.groups import Shared, shared
@@ -178,7 +178,7 @@ def test_one_is_lost_and_its_tasks_run_where_their_copies_were(two: Shared, open
     def decided() -> list[dict[str, object]]:
         return [each for each in two.rounds() if each["reason"] == "an instance was lost"]
 
-    wait_until(lambda: bool(decided()), PATIENCE_S, "the end of its lease")
+    wait_until(lambda: bool(decided()), "the end of its lease")
     [it] = decided()
     page = open_page(f"{PAGE}?generation={it['generation']}")
     moved = page.get_by_role("list", name="What moved and why").get_by_role("listitem")

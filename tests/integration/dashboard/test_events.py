@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from service import live
 from service.catalog import keys
 from tests.browsing import LISTEN, Open, heading, without_events
@@ -58,7 +58,7 @@ def is_shown(page: Page, state: str) -> None:
 def test_a_change_is_shown_within_a_second_and_nothing_is_asked_for(service: Serving, open_page: Open) -> None:
     page = open_page("/admin/jobs/events_count")
     is_shown(page, "running")
-    wait_until(lambda: streams(service) == 1, PATIENCE_S, "the stream")
+    wait_until(lambda: streams(service) == 1, "the stream")
     page.evaluate(WATCH)
     late_ms = []
     requests: list[str] = []
@@ -78,13 +78,13 @@ def test_a_change_is_shown_within_a_second_and_nothing_is_asked_for(service: Ser
 def test_a_tab_that_nobody_sees_has_no_stream_and_is_right_when_it_is_seen(service: Serving, open_page: Open) -> None:
     page = open_page("/admin/jobs/events_count")
     is_shown(page, "running")
-    wait_until(lambda: streams(service) == 1, PATIENCE_S, "the stream")
+    wait_until(lambda: streams(service) == 1, "the stream")
     page.evaluate(HIDE, True)
-    wait_until(lambda: streams(service) == 0, PATIENCE_S, "the end of the stream")
+    wait_until(lambda: streams(service) == 0, "the end of the stream")
     service.client("writer").post("/v1/jobs/events_count:pause").raise_for_status()
     page.evaluate(HIDE, False)
     is_shown(page, "paused")
-    wait_until(lambda: streams(service) == 1, PATIENCE_S, "the stream again")
+    wait_until(lambda: streams(service) == 1, "the stream again")
 
 
 @pytest.mark.usefixtures("asked")
@@ -97,16 +97,16 @@ def test_eight_tabs_of_a_browser_leave_connections_for_requests(service: Serving
         tab.goto("/admin/jobs/events_count")
     for tab in tabs:
         is_shown(tab, "running")
-    wait_until(lambda: streams(service) == 3, PATIENCE_S, "three streams")
+    wait_until(lambda: streams(service) == 3, "three streams")
     service.client("writer").post("/v1/jobs/events_count:pause").raise_for_status()
     for tab in tabs:
         is_shown(tab, "paused")
     assert streams(service) == 3
     for tab in tabs:
         tab.evaluate(HIDE, True)
-    wait_until(lambda: streams(service) == 0, PATIENCE_S, "their end")
+    wait_until(lambda: streams(service) == 0, "their end")
     tabs[-1].evaluate(HIDE, False)
-    wait_until(lambda: streams(service) == 1, PATIENCE_S, "the stream of the one that is seen")
+    wait_until(lambda: streams(service) == 1, "the stream of the one that is seen")
 
 
 @pytest.mark.usefixtures("asked")
@@ -117,7 +117,7 @@ def test_where_no_events_come_pages_ask(service: Serving, open_page: Open) -> No
     is_shown(page, "running")
     service.client("writer").post("/v1/jobs/events_count:pause").raise_for_status()
     is_shown(page, "paused")
-    wait_until(lambda: streams(service) == 0, PATIENCE_S, "the end of the first page's")
+    wait_until(lambda: streams(service) == 0, "the end of the first page's")
 
 
 def test_what_was_refused_says_so_and_is_shown_once_it_is_there(service: Serving, open_page: Open) -> None:
@@ -132,9 +132,8 @@ def test_what_was_refused_says_so_and_is_shown_once_it_is_there(service: Serving
     spec = {"name": "events_later", "source": "events-clicks", "operators": []}
     service.client("writer").post("/v1/jobs", json=spec).raise_for_status()
     is_shown(page, "running")
-    assert len(followed) <= 4, (
-        followed
-    )  # all of the page, that it is not there, all of it again; and nothing in between
+    # all of the page, that it is not there, all of it again; and nothing in between
+    assert len(followed) <= 4, followed
 
 
 def test_topics_follow_the_page(service: Serving, open_page: Open) -> None:
@@ -159,6 +158,6 @@ def test_a_session_that_ends_is_noticed_by_its_stream(
     row, secret = service.catalog.write(keys.create_key, "leaving", "reader")
     page = open_page("/admin/jobs/events_count", key=secret)
     is_shown(page, "running")
-    wait_until(lambda: streams(service) == 1, 30, f"the stream {page.evaluate(chr(39) + chr(39))} {streams(service)}")
+    wait_until(lambda: streams(service) == 1, "the stream")
     service.client().delete(f"/v1/tokens/{row.id}").raise_for_status()
     expect(page.get_by_label("API key")).to_be_visible()

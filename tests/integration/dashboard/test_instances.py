@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import ViewportSize, expect
 
-from benchmarks.running import PATIENCE_S, wait_until
+from benchmarks.running import wait_until
 from tests.browsing import NARROW, WIDE, Open, check_fit, heading, without_events
 from tests.forkserver import ForkServer
 from tests.integration.dashboard.groups import Shared, shared
@@ -112,7 +112,7 @@ def test_one_is_drained_and_the_next_one_has_to_wait_for_it(three: Shared, open_
 def test_what_became_of_the_tasks_of_one_that_was_lost(three: Shared, open_page: Open) -> None:
     lost = [task for slot in three.instances()["north"]["slots"] for task in slot["tasks"]]
     three.processes["north"].kill()
-    wait_until(lambda: three.instances()["north"]["state"] == "gone", PATIENCE_S, "the end of its lease")
+    wait_until(lambda: three.instances()["north"]["state"] == "gone", "the end of its lease")
     [decided] = [each for each in three.rounds() if each["reason"] == "an instance was lost"]
     assert sorted(decided["moved"]) == sorted(lost)
     page = open_page("/admin/instances")

@@ -158,7 +158,7 @@ def test_a_stream_time_ahead_of_the_clock_names_the_record_and_the_way_back(boar
     expect(alert.get_by_role("button")).to_have_count(0)  # it runs
     http = board.client()
     http.post("/v1/jobs/time_ahead:stop").raise_for_status()
-    wait_until(lambda: http.get("/v1/jobs/time_ahead").json()["state"] == "stopped", 60, "it stopped")
+    wait_until(lambda: http.get("/v1/jobs/time_ahead").json()["state"] == "stopped", "it stopped")
     alert.get_by_role("button", name="set stream time back").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("/v1/jobs/time_ahead:reset-time")

@@ -160,7 +160,7 @@ def test_what_is_not_read_yet_is_looked_at_again_once_it_is(asked: Serving, open
     verdict = page.get_by_role("status", name="Verdict")
     expect(verdict).to_contain_text("It was not read yet")
     http.post("/v1/jobs/why_once:resume").raise_for_status()
-    wait_until(lambda: http.get("/v1/jobs/why_once").json()["positions"][0]["lag"] == 0, 60, "the record")
+    wait_until(lambda: http.get("/v1/jobs/why_once").json()["positions"][0]["lag"] == 0, "the record")
     expect(verdict).to_contain_text("It came out")
 
 

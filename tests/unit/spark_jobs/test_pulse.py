@@ -84,4 +84,4 @@ def test_a_loop_that_waits_for_an_answer_lives_however_long_the_api_is_away(tmp_
     with Pulse(tmp_path) as slot, slot.asking(), LeaseKeeper(lambda: None, slot, lease_ms=5, max_busy_ms=0):
         [file] = tmp_path.iterdir()
         os.utime(file, (0, 0))
-        wait_until(lambda: file.stat().st_mtime > 0, 30, "a sign of life")
+        wait_until(lambda: file.stat().st_mtime > 0, "a sign of life")

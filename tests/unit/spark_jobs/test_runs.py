@@ -56,7 +56,7 @@ class Driver:
 
     def started(self, count: int) -> list[list[int]]:
         """The slots of each Spark job, once there are so many."""
-        wait_until(lambda: len(self.waves) >= count, 10, "another Spark job")
+        wait_until(lambda: len(self.waves) >= count, "another Spark job")
         return [wave.slots for wave in self.waves]
 
     def _wanted(self, slots: int) -> WantedJob:
@@ -122,7 +122,7 @@ def test_a_job_that_is_let_go_ends_when_its_slots_have_left(driver: Driver) -> N
     assert not driver.job.is_over
     driver.waves[0].leave(0, 1)
     driver.job.join(10)
-    wait_until(lambda: driver.job.is_over, 10, "its end")
+    wait_until(lambda: driver.job.is_over, "its end")
     assert len(driver.waves) == 1
 
 
@@ -132,7 +132,7 @@ def test_slots_that_do_not_leave_are_cancelled(driver: Driver, monkeypatch: pyte
     driver.started(1)
     driver.job.let_go()
     driver.job.let_go()
-    wait_until(lambda: driver.job.is_over, 10, "its end")
+    wait_until(lambda: driver.job.is_over, "its end")
 
 
 def test_between_two_memberships_nothing_is_started(driver: Driver) -> None:
