@@ -189,7 +189,8 @@ class Running:
 
 
 def wait_until(is_so: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> None:
-    """Ask again and again until it is so. Only what a test says of speed takes a `timeout_s` of its own.
+    """Ask again and again until it is so. What would come about later anyhow, and what is about speed, takes a
+    `timeout_s` of its own.
 
     Raises:
         TimeoutError: it was not so in time.

@@ -77,7 +77,7 @@ class Breakable:
         driver = psutil.Process(self._instance.pid) if self._instance else self.processes("instance")[0]
         below = driver.children(recursive=True)
         driver.kill()
-        wait_until(lambda: are_gone(below), "the end of all its processes")
+        wait_until(lambda: are_gone(below), "the end of all its processes", timeout_s=30)
 
     def processes(self, name: str) -> list[psutil.Process]:
         """The service's living descendants: `instance` (the driver), `java`, or `slot` (forked Python workers)."""

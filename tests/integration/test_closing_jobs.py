@@ -209,7 +209,7 @@ def test_a_flush_of_two_sources_ends_under_steady_input(world: World) -> None:
         post()
         return not world.call("GET", f"/v1/jobs/{name}")["is_flushing"]
 
-    wait_until(is_over, f"the flush of {name}")
+    wait_until(is_over, f"the flush of {name}", timeout_s=30)
     keys = {final[0] for final in world.finals(name)}
     assert keys >= {f"{source}-1000-{i}" for source in sources for i in range(3)}
 

@@ -108,4 +108,4 @@ def test_the_deletion_of_a_job_that_drains_can_wait(service: Serving) -> None:
         slots.leave_slot(f"/v1/instances/{member.instance_id}/slots/lingering")
         asking.join(30)
     assert [answer.status_code for answer in answers] == [204]
-    wait_until(lambda: writer.get("/v1/jobs/draining").status_code == 404, "the job is gone")
+    wait_until(lambda: writer.get("/v1/jobs/draining").status_code == 404, "the job is gone", timeout_s=5)

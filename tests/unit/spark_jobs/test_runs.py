@@ -13,6 +13,9 @@ from service.protocol import WantedJob
 from spark_jobs import runs
 from spark_jobs.runs import JobRun
 
+ENDS_BY_ITSELF_S = 30.0
+SOON_S = 10.0  # long before that
+
 
 class WaveDouble:
     """Slots that run until a test ends them."""
@@ -27,7 +30,7 @@ class WaveDouble:
         return set(self.left)
 
     def run(self) -> None:
-        self._over.wait(30)
+        self._over.wait(ENDS_BY_ITSELF_S)
         if self.fails:
             raise Py4JError("cancelled")
 
@@ -56,7 +59,7 @@ class Driver:
 
     def started(self, count: int) -> list[list[int]]:
         """The slots of each Spark job, once there are so many."""
-        wait_until(lambda: len(self.waves) >= count, "another Spark job")
+        wait_until(lambda: len(self.waves) >= count, "another Spark job", timeout_s=SOON_S)
         return [wave.slots for wave in self.waves]
 
     def _wanted(self, slots: int) -> WantedJob:
@@ -122,7 +125,7 @@ def test_a_job_that_is_let_go_ends_when_its_slots_have_left(driver: Driver) -> N
     assert not driver.job.is_over
     driver.waves[0].leave(0, 1)
     driver.job.join(10)
-    wait_until(lambda: driver.job.is_over, "its end")
+    wait_until(lambda: driver.job.is_over, "its end", timeout_s=SOON_S)
     assert len(driver.waves) == 1
 
 
@@ -132,7 +135,7 @@ def test_slots_that_do_not_leave_are_cancelled(driver: Driver, monkeypatch: pyte
     driver.started(1)
     driver.job.let_go()
     driver.job.let_go()
-    wait_until(lambda: driver.job.is_over, "its end")
+    wait_until(lambda: driver.job.is_over, "its end", timeout_s=SOON_S)
 
 
 def test_between_two_memberships_nothing_is_started(driver: Driver) -> None:
